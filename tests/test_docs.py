@@ -15,12 +15,18 @@ import pytest
 import typer
 
 import pico
-from trundle.cli.app import main
+from trundle.cli.app import _EXAMPLES, main
 from trundle.errors import BadInput
 from trundle.export.exporting import export_model
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = ROOT / "docs" / "reference" / "cli.md"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page != GENERATED),
+]
+READY = "models/all-mpnet-base-v2-12MB"
 COMMANDS = sorted(
     {
         line.split("#")[0].strip()
@@ -29,6 +35,7 @@ COMMANDS = sorted(
         for line in block.splitlines()
         if line.startswith("trundle ")
     }
+    | {line for lines in _EXAMPLES.values() for line in lines}
 )
 EXAMPLES = [
     block
@@ -87,10 +94,12 @@ def test_documented_python_runs(
         export_model("small", to="onnx")
     if DATABASE in example:
         example = example.replace(DATABASE, request.getfixturevalue("postgres").url)
-    lines = (f"{text} {number}" for number in range(60) for text in pico.TEXTS)
-    (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
+    if READY in example:
+        shutil.copytree(pico_folders("bert"), tmp_path / READY)
+        export_model(str(tmp_path / READY), to="onnx")
+    (tmp_path / "texts.txt").write_text("\n".join(pico.different_texts(700)), encoding="utf-8")
     exec(compile(example.replace("path/to/model", str(pico_folders("bert"))), "example", "exec"), {})
-    assert (tmp_path / "small" / "modules.json").is_file()
+    assert (tmp_path / (READY if READY in example else "small") / "modules.json").is_file()
 
 
 def test_no_page_is_unfinished() -> None:
@@ -104,8 +113,18 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} → {target}"
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_every_page_is_on_the_site() -> None:
+    site = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    for page in PAGES[2:]:
+        assert f'"{page.relative_to(ROOT / "docs").as_posix()}"' in site, page.name
+
+
+def test_the_tree_that_contributors_read_is_the_tree() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for room in (ROOT / "src" / "trundle").iterdir():
         public = room.is_dir() and not room.name.startswith("__") and room.name != "recipes"
         if public:

@@ -7,10 +7,10 @@ from structure import count
 
 def test_the_source_keeps_its_structure() -> None:
     found = count()
-    assert found.files <= 158
-    assert found.lines <= 34_650
+    assert found.files <= 160
+    assert found.lines <= 36_300
     assert 100 <= found.median <= 250
-    assert found.public_names <= 446
+    assert found.public_names <= 461
     assert found.long_functions == []
     assert found.cycle == []
     assert found.repeated_classes == []

@@ -2,6 +2,10 @@
 
 `figures/NAME.json` holds everything a section is computed from: `hardware`, `versions`, and tables, which are
 lists of flat rows. `sections/NAME.md` is the text of the section with `{{name}}` placeholders.
+
+One rule gives every verdict: a claim is a set of differences (`Gap`) that it says are above zero. It holds if
+the 95% intervals of all of them are, it does not hold if the interval of one is below zero, and otherwise
+nobody can tell. An interval needs three seeds (or other independent repetitions).
 """
 
 from __future__ import annotations
@@ -16,14 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from scipy.stats import t, ttest_ind_from_stats
+from scipy.stats import t
 
 CONFIDENCE = 0.95
+FEWEST = 3
+"""Repetitions that an interval needs."""
 COLUMNS = 110
 FIGURES, SECTIONS = (Path(__file__).parent / name for name in ("figures", "sections"))
 PLACEHOLDER = re.compile(r"\{\{([^{}]+)\}\}")
-Verdict = Literal["holds here", "does not hold here", "can't tell"]
+Verdict = Literal["holds", "does not hold", "can't tell"]
 Row = dict[str, Any]
 Figures = dict[str, Any]
 
@@ -83,24 +88,6 @@ class Figure:
     spread: float | None
     seeds: int
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% confidence interval of the mean (Student's t); unbounded with one seed."""
-        if self.spread is None:
-            return -math.inf, math.inf
-        reach = float(t.ppf((1 + CONFIDENCE) / 2, self.seeds - 1)) * self.spread / math.sqrt(self.seeds)
-        return self.mean - reach, self.mean + reach
-
-    def above(self, other: Figure) -> bool:
-        """Whether this mean is higher at 95% confidence (Welch's t-test); never with one seed."""
-        if self.spread is None or other.spread is None:
-            return False
-        with np.errstate(divide="ignore", invalid="ignore"):  # all seeds may agree to the last digit
-            found = ttest_ind_from_stats(
-                self.mean, self.spread, self.seeds, other.mean, other.spread, other.seeds, equal_var=False
-            )
-        return self.mean > other.mean and bool(found.pvalue < 1 - CONFIDENCE)
-
     def __str__(self) -> str:
         return f"{self.mean:.1f}" + ("" if self.spread is None else f" ± {self.spread:.1f}")
 
@@ -117,17 +104,104 @@ def figure(values: Iterable[float]) -> Figure:
     return Figure(mean=statistics.fmean(found), spread=spread, seeds=len(found))
 
 
-def judged(holds: bool) -> Verdict:
-    """Return the verdict on a claim that was measured."""
-    return "holds here" if holds else "does not hold here"
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A difference that a claim says is above −`margin`, and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """Repetitions, of the side that has fewer."""
+    of: str = ""
+    margin: float = 0.0
+
+    def __str__(self) -> str:
+        which = f"{self.of} " if self.of else ""
+        if not math.isfinite(self.low):
+            return which + signed(f"none ({self.value:+.1f})")
+        return which + signed(f"{self.low:+.1f} to {self.high:+.1f}")
 
 
-def all_above(pairs: Iterable[tuple[Figure, Figure]]) -> Verdict:
-    """Judge whether the first is above the second in all pairs; one pair the other way refutes it."""
-    found = list(pairs)
-    if any(other.above(one) for one, other in found):
-        return "does not hold here"
-    return "holds here" if all(one.above(other) for one, other in found) else "can't tell"
+def gap(one: Figure, other: Figure | float, of: str = "", *, margin: float = 0.0) -> Gap:
+    """Return the difference of two means with Welch's interval; `other` may be a number to be reached."""
+    if not isinstance(other, Figure):
+        other = Figure(mean=other, spread=0.0, seeds=one.seeds)
+    value, n = one.mean - other.mean, min(one.seeds, other.seeds)
+    reach = math.inf
+    if n >= FEWEST and one.spread is not None and other.spread is not None:
+        parts = [side.spread**2 / side.seeds for side in (one, other) if side.spread]
+        sides = [side.seeds for side in (one, other) if side.spread]
+        below = sum(part**2 / (seeds - 1) for part, seeds in zip(parts, sides, strict=True))
+        freedom = sum(parts) ** 2 / below if below else 1.0
+        reach = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(sum(parts))
+    return Gap(value=value, low=value - reach, high=value + reach, n=n, of=of, margin=margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One row of a paper's table."""
+
+    says: str
+    paper: str
+    here: str
+    scale: str
+    """The model and the data here."""
+    command: str
+    """The letter of the command under the table."""
+    gaps: Sequence[Gap] = ()
+    unit: str = "seed"
+    missing: str = ""
+    """Why the figures can't decide, whatever their intervals: other settings, or a bug fixed since."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The rule of this module."""
+        if self.missing or not self.gaps:
+            return "can't tell"
+        if any(one.high < -one.margin for one in self.gaps):
+            return "does not hold"
+        return "holds" if all(one.low > -one.margin for one in self.gaps) else "can't tell"
+
+    @property
+    def lacks(self) -> str:
+        """What is missing for a verdict."""
+        if self.verdict != "can't tell":
+            return ""
+        few = [one for one in self.gaps if one.n < FEWEST]
+        needed = f"{FEWEST} {self.unit}s, or scores of each query" if few or not self.gaps else ""
+        return self.missing or needed or f"more {self.unit}s: an interval includes {self._level}"
+
+    @property
+    def _level(self) -> str:
+        margins = {one.margin for one in self.gaps}
+        return signed(f"{-margins.pop():g}") if len(margins) == 1 and 0.0 not in margins else "0"
+
+    @property
+    def deciding(self) -> Gap | None:
+        """The difference that is furthest from what is claimed, among those with an interval."""
+        sure = [one for one in self.gaps if math.isfinite(one.low)]
+        if not self.gaps:
+            return None
+        if self.verdict == "does not hold":
+            return min(sure, key=lambda one: one.high + one.margin)
+        return min(sure or self.gaps, key=lambda one: one.low + one.margin if sure else one.value)
+
+    def row(self) -> str:
+        """Render the row."""
+        numbers = sorted({one.n for one in self.gaps})
+        n = " – ".join(str(number) for number in dict.fromkeys((*numbers[:1], *numbers[-1:])))
+        units = "" if not numbers else f" {self.unit}{'' if numbers[-1] == 1 else 's'}"
+        interval = "" if self.deciding is None else str(self.deciding)
+        why = f"; missing: {self.lacks}" if self.lacks else ""
+        cells = [self.says, self.paper, self.here, self.scale, n + units or "–", interval or "–"]
+        return " | ".join([*cells, f"**{self.verdict}**{why}", self.command])
+
+
+def claims_table(claims: Iterable[Claim]) -> str:
+    """Render the claims of a paper."""
+    columns = "claim | paper | here | model and data here | n | 95% interval | verdict | run"
+    return table(columns, (claim.row() for claim in claims), numbers=False)
 
 
 def signed(text: str) -> str:
@@ -135,35 +209,21 @@ def signed(text: str) -> str:
     return text.replace("-", "−")
 
 
-def share(score: float, whole: float) -> str:
-    """Show a score and its percentage of another."""
-    return f"{score:.1f} ({100 * score / whole:.1f}%)"
-
-
-def table(columns: str, rows: Iterable[str]) -> str:
-    """Render a Markdown table from lines of cells; all columns but the first are aligned right."""
-    ruler = "|---|" + "---:|" * columns.count(" | ")
+def table(columns: str, rows: Iterable[str], *, numbers: bool = True) -> str:
+    """Render a Markdown table from lines of cells; `numbers`, after the first column, are aligned right."""
+    ruler = "|---|" + ("---:|" if numbers else "---|") * columns.count(" | ")
     return "\n".join([f"| {columns} |", ruler, *(f"| {row} |" for row in rows)])
 
 
-def placeholders(name: str) -> set[str]:
-    """Return the placeholders of a section."""
-    return set(PLACEHOLDER.findall((SECTIONS / f"{name}.md").read_text(encoding="utf-8")))
-
-
-def render(name: str, values: Mapping[str, str], figures: Figures | None = None) -> str:
+def render(name: str, values: Mapping[str, str]) -> str:
     """Fill in the template of a section and wrap its prose.
 
     Every placeholder needs a value and every value a placeholder.
     """
-    filled = dict(values)
-    if figures:
-        versions = ", ".join(f"{package} {version}" for package, version in figures["versions"].items())
-        filled |= {"hardware": figures["hardware"], "versions": versions}
     template = (SECTIONS / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
-    if unused := filled.keys() - placeholders(name):
+    if unused := values.keys() - set(PLACEHOLDER.findall(template)):
         raise SystemExit(f"{name}.md does not use {', '.join(sorted(unused))}")
-    return wrap(PLACEHOLDER.sub(lambda found: filled[found[1]], template))
+    return wrap(PLACEHOLDER.sub(lambda found: values[found[1]], template))
 
 
 def wrap(markdown: str) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import Figure, Figures, Row, Verdict, all_above, judged, merge, placeholders, table
+from evidence import Claim, Figure, Figures, Gap, Row, gap, merge, table
 
 MODEL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 DOMAINS, SIDES = ("finance", "chemistry"), ("domain", "general")
 ONE_SHOT, AFTER, DENSE = "one-shot", "after", "dense"
 OURS, PAPER = "gaprune", "gaprune-paper"
-SPARSITIES = (30, 50, 60, 70)
-SWEPT = (OURS, "wanda", "magnitude", "neuron", "neuron-alone")
 KEY = ("model", "domain", "method", "sparsity", "when", "side")
 
 
@@ -73,7 +72,6 @@ class Changes:
             for row in rows
             if (row["model"], row["side"]) == (model, side)
         }
-        self.seeds = max(change.seeds for change in self._found.values())
 
     def of(self, method: str, sparsity: int, when: str) -> list[Figure]:
         """Return one change per domain, or none where it was not measured."""
@@ -85,70 +83,127 @@ class Changes:
         """Show finance / chemistry."""
         return " / ".join(one.change for one in self.of(method, sparsity, when)) or "–"
 
-    def pairs(self, method: str, rival: str, sparsity: int, when: str) -> list[tuple[Figure, Figure]]:
-        """Return a pair of changes per domain."""
-        return list(zip(self.of(method, sparsity, when), self.of(rival, sparsity, when), strict=True))
-
-    def either(self, method: str, rival: str, sparsity: int, when: str) -> Verdict:
-        """Judge whether a method is better in both domains, or worse in both."""
-        for one, other, verdict in ((method, rival, True), (rival, method, False)):
-            pairs = self.pairs(one, other, sparsity, when)
-            if pairs and all(a.above(b) for a, b in pairs):
-                return judged(verdict)
-        return "can't tell"
-
-    def above_dense(self, method: str, sparsity: int) -> Verdict:
-        """Judge whether the trained model is above dense in both domains."""
-        found = self.of(method, sparsity, AFTER)
-        return judged(bool(found) and all(one.interval[0] > 0 for one in found))
-
-    def swept(self, labels: dict[str, str]) -> str:
-        """Render every method and sparsity that was measured."""
-        there = [one for one in SPARSITIES if any(self.of(method, one, AFTER) for method in SWEPT)]
-        rows = [
-            " | ".join([labels[method], shown, *(self.both(method, sparsity, when) for sparsity in there)])
-            for method in SWEPT
-            if any(self.of(method, sparsity, AFTER) for sparsity in there)
-            for when, shown in ((ONE_SHOT, ONE_SHOT), (AFTER, "100 steps"))
+    def gaps(self, method: str, rivals: Sequence[str], sparsity: int, when: str) -> list[Gap]:
+        """Return the differences to rivals in each domain."""
+        return [
+            gap(one, other, f"{rival}, {domain}:")
+            for rival in rivals
+            for domain, one, other in zip(
+                DOMAINS, self.of(method, sparsity, when), self.of(rival, sparsity, when), strict=True
+            )
         ]
-        return table(" | ".join(["method", "", *(f"{sparsity}%" for sparsity in there)]), rows)
+
+    def above_dense(self, method: str, sparsity: int, when: str) -> list[Gap]:
+        """Return the changes against the dense model before training."""
+        return [
+            gap(one, 0.0, f"{domain}:")
+            for domain, one in zip(DOMAINS, self.of(method, sparsity, when), strict=True)
+        ]
 
 
-def values(figures: Figures) -> dict[str, str]:
-    """Compute every placeholder of the section."""
+def claims(figures: Figures) -> list[Claim]:
+    """Return the rows of the paper's table."""
     small, large = (Changes(figures["rows"], model) for model in (MODEL, LARGER))
-    elsewhere = Changes(figures["rows"], LARGER, "general")
-    labels = {row["method"]: row["label"] for row in figures["methods"]}
-    found, sides = {"seeds": str(small.seeds)}, {"small": small, "large": large, "general": elsewhere}
-    for name in placeholders("gaprune"):  # such as "small gaprune 50 after"
-        side, *cell = name.split()
-        if len(cell) == 3:
-            found[name] = sides[side].both(cell[0], int(cell[1]), cell[2])
+    mini, base = ("MiniLM 23M; 2,000 samples, 100 steps of 64", "all-mpnet-base-v2 109M; the same")
     rivals = ("magnitude", "domain-fisher", "general-fisher", "random")
-    gains = [one.mean > 0 for side in (small, large) for one in side.of(OURS, 30, ONE_SHOT)]
-    neurons = small.pairs("neuron", OURS, 70, AFTER)
-    deep = [pair for sparsity in (60, 70) for pair in small.pairs(OURS, "magnitude", sparsity, ONE_SHOT)]
-    half = [
-        f"{row['label']} | {row['paper_one_shot']} | {row['paper_after']} "
-        f"| {small.both(row['method'], 50, ONE_SHOT)} | {small.both(row['method'], 50, AFTER)}"
+    raw = "raw F as published (`--recipe gaprune-paper`); here F is divided by its maximum"
+    deep = [one for level in (60, 70) for one in small.gaps(OURS, ["magnitude"], level, ONE_SHOT)]
+
+    def claim(
+        says: str, here: str, gaps: list[Gap], paper: str = "–", missing: str = "", **more: str
+    ) -> Claim:
+        scale, command = more.get("scale", mini), more.get("command", "A")
+        return Claim(
+            says=says, paper=paper, here=here, scale=scale, gaps=gaps, missing=missing, command=command
+        )
+
+    return [
+        claim(
+            "one-shot at 50%, DAI loses less than magnitude, Fisher and random",
+            f"β 1 {small.both(PAPER, 50, ONE_SHOT)}, magnitude {small.both('magnitude', 50, ONE_SHOT)}",
+            small.gaps(PAPER, rivals, 50, ONE_SHOT),
+            "−2.4 / −2.3 against −3.4 / −4.4",
+            raw,
+        ),
+        claim(
+            "the same with β 0 (ours)",
+            f"{small.both(OURS, 50, ONE_SHOT)}",
+            small.gaps(OURS, rivals, 50, ONE_SHOT),
+        ),
+        claim(
+            "one-shot at 30%, the domain gains (β 0)",
+            small.both(OURS, 30, ONE_SHOT),
+            small.above_dense(OURS, 30, ONE_SHOT),
+            "+1.4 / +0.0",
+            command="B",
+        ),
+        claim(
+            "at 60 – 70% DAI loses less than magnitude (β 0)",
+            f"60%: {small.both(OURS, 60, ONE_SHOT)}, magnitude {small.both('magnitude', 60, ONE_SHOT)}; 70%: "
+            f"{small.both(OURS, 70, ONE_SHOT)}, {small.both('magnitude', 70, ONE_SHOT)}",
+            deep,
+            "no figures",
+            command="B",
+        ),
+        claim(
+            "after 100 steps the pruned model is above the dense one before them",
+            f"β 1 {small.both(PAPER, 50, AFTER)}",
+            small.above_dense(PAPER, 50, AFTER),
+            "+4.5 / +1.7",
+            raw,
+        ),
+        claim(
+            "the pruning itself helps: above dense with the same 100 steps (β 0)",
+            f"{small.both(OURS, 50, AFTER)}, dense {small.both(DENSE, 50, AFTER)}",
+            small.gaps(OURS, [DENSE], 50, AFTER),
+            "not compared",
+        ),
+        claim(
+            "one-shot at 50%, DAI loses less than Wanda (β 0)",
+            f"{small.both(OURS, 50, ONE_SHOT)}, Wanda {small.both('wanda', 50, ONE_SHOT)}",
+            small.gaps(OURS, ["wanda"], 50, ONE_SHOT),
+            "not compared",
+        ),
+        claim(
+            "the same on a larger model at 60%",
+            f"{large.both(OURS, 60, ONE_SHOT)}, Wanda {large.both('wanda', 60, ONE_SHOT)}",
+            large.gaps(OURS, ["wanda"], 60, ONE_SHOT),
+            "not compared",
+            scale=base,
+            command="C",
+        ),
+        claim(
+            "without 30% of the neurons, trained for 100 steps, it is above dense before them (ours)",
+            small.both("neuron", 30, AFTER),
+            small.above_dense("neuron", 30, AFTER),
+            command="B",
+        ),
+        claim(
+            "a larger model with half of the weights zero is above dense before training (β 0)",
+            large.both(OURS, 50, AFTER),
+            large.above_dense(OURS, 50, AFTER),
+            "+4.5 / +1.7",
+            scale=base,
+            command="C",
+        ),
+        claim("alignment matters: α 0.2 is better than α 0", "–", [], "not compared", "rows with α 0"),
+    ]
+
+
+def tables(figures: Figures) -> dict[str, str]:
+    """Compute the placeholders of the section besides the claims."""
+    small, large = (Changes(figures["rows"], model) for model in (MODEL, LARGER))
+    rows = [
+        " | ".join(
+            [
+                row["label"],
+                row["paper_one_shot"],
+                row["paper_after"],
+                *(small.both(row["method"], 50, when) for when in (ONE_SHOT, AFTER)),
+                *(large.both(row["method"], 50, when) for when in (ONE_SHOT, AFTER)),
+            ]
+        )
         for row in figures["methods"]
     ]
-    columns = "method | paper, one-shot | paper, 100 steps | here, one-shot | here, 100 steps"
-    return found | {
-        "verdict.best": all_above(
-            pair for rival in rivals for pair in small.pairs(PAPER, rival, 50, ONE_SHOT)
-        ),
-        "verdict.gains": judged(all(gains)),
-        "verdict.robust": all_above(deep),
-        "verdict.trained": small.above_dense(PAPER, 50),
-        "verdict.pruning": small.either(OURS, DENSE, 50, AFTER),
-        "verdict.wanda": small.either(OURS, "wanda", 50, ONE_SHOT),
-        "verdict.neurons": small.above_dense("neuron", 30),
-        "verdict.deep": judged(not any(zeros.above(neuron) for neuron, zeros in neurons)),
-        "verdict.larger": large.above_dense(OURS, 50),
-        "verdict.larger_wanda": large.either(OURS, "wanda", 60, ONE_SHOT),
-        "half": table(columns, half),
-        "swept": small.swept(labels),
-        "larger": large.swept(labels),
-        "elsewhere": elsewhere.swept(labels),
-    }
+    columns = "method | paper, one-shot | paper, 100 steps | MiniLM, one-shot | MiniLM, 100 steps"
+    return {"half": table(f"{columns} | mpnet, one-shot | mpnet, 100 steps", rows)}

@@ -1,8 +1,9 @@
 """trundle: shrink any text-embedding model, keep your index.
 
-from trundle import compress, read_corpus, read_recipe
+import trundle
 
-compress("path/to/model", read_recipe("half"), output="small", corpus=read_corpus(["texts.txt"], seed=0))
+result = trundle.compress("all-mpnet-base-v2", budget="12MB", texts="my-texts/")
+result.model.encode_query("how do I open a file?")
 """
 
 from __future__ import annotations
@@ -10,42 +11,61 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trundle.errors import MissingExtra
+from trundle.errors import TrundleError as TrundleError
+
 if TYPE_CHECKING:
+    from trundle.api import SmallModel as SmallModel
+    from trundle.api import check_index as check_index
+    from trundle.api import compress as compress
+    from trundle.api import distill as distill
+    from trundle.api import evaluate_model as evaluate_model
+    from trundle.api import export_model as export_model
+    from trundle.api import narrow as narrow
+    from trundle.api import prune_layers as prune_layers
+    from trundle.api import prune_vocabulary as prune_vocabulary
+    from trundle.api import prune_weights as prune_weights
     from trundle.data.corpus import read_corpus as read_corpus
-    from trundle.export.exporting import export_model as export_model
     from trundle.model.load import load as load
-    from trundle.pipeline.run import Request as Request
     from trundle.recipe import make_recipe as make_recipe
     from trundle.recipe import parse_recipe as parse_recipe
     from trundle.recipe import read_recipe as read_recipe
     from trundle.runtime.encoder import Encoder as Encoder
-    from trundle.search.compressing import compress as compress
-    from trundle.search.search import compress_to_budget as compress_to_budget
-    from trundle.search.training_source import TeacherOptions as TeacherOptions
 
 _HOMES = {
     "Encoder": "trundle.runtime.encoder",
-    "Request": "trundle.pipeline.run",
-    "TeacherOptions": "trundle.search.training_source",
-    "compress": "trundle.search.compressing",
-    "compress_to_budget": "trundle.search.search",
-    "export_model": "trundle.export.exporting",
+    "SmallModel": "trundle.api",
+    "check_index": "trundle.api",
+    "compress": "trundle.api",
+    "distill": "trundle.api",
+    "evaluate_model": "trundle.api",
+    "export_model": "trundle.api",
     "load": "trundle.model.load",
     "make_recipe": "trundle.recipe",
+    "narrow": "trundle.api",
     "parse_recipe": "trundle.recipe",
+    "prune_layers": "trundle.api",
+    "prune_vocabulary": "trundle.api",
+    "prune_weights": "trundle.api",
     "read_corpus": "trundle.data.corpus",
     "read_recipe": "trundle.recipe",
 }
 __all__ = [
     "Encoder",
-    "Request",
-    "TeacherOptions",
+    "SmallModel",
+    "TrundleError",
+    "check_index",
     "compress",
-    "compress_to_budget",
+    "distill",
+    "evaluate_model",
     "export_model",
     "load",
     "make_recipe",
+    "narrow",
     "parse_recipe",
+    "prune_layers",
+    "prune_vocabulary",
+    "prune_weights",
     "read_corpus",
     "read_recipe",
 ]
@@ -55,4 +75,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name on first use, so that `import trundle` does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'trundle' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        raise MissingExtra.explain(error, f"trundle.{name}") from error

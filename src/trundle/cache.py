@@ -61,15 +61,41 @@ def file_state(name: str) -> list[Any]:
     return [str(path.resolve()) if states else name, [(each, s.st_size, s.st_mtime_ns) for each, s in states]]
 
 
-def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
-    """Returns the folder of a model; a hub name is downloaded first, if its newest revision is not here."""
+_API_MODELS = ("text-embedding-", "embed-english", "embed-multilingual", "voyage-", "gemini-embedding")
+_FULL_NAMES = {
+    "bge": "BAAI/bge-base-en-v1.5",
+    "e5": "intfloat/e5-base-v2",
+    "multilingual-e5": "intfloat/multilingual-e5-base",
+    "gte": "thenlper/gte-base",
+    "mxbai": "mixedbread-ai/mxbai-embed-large-v1",
+    "nomic": "nomic-ai/nomic-embed-text-v1.5",
+    "jina": "jinaai/jina-embeddings-v2-base-en",
+    "snowflake": "Snowflake/snowflake-arctic-embed-m",
+    "qwen3": "Qwen/Qwen3-Embedding-0.6B",
+}
+"""Families of models that people name without their owner, each with a full name."""
+
+
+def check_name(name: str) -> None:
+    """Rejects what is neither a folder nor could be a hub name; nothing is looked up."""
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        return
     if path.is_file():
         raise BadModel(f"{name} is a file; pass the model's folder")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name.strip():
         raise BadModel(f"there is no folder {name!r}; pass a model folder or a hub name")
+    if name.startswith(_API_MODELS):
+        use = f"pass its address with --teacher-model {name}, or an index that it made with --index"
+        raise BadModel(f"{name!r} is a model behind an API and has no weights to cut; {use}")
+
+
+def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
+    """Returns the folder of a model; a hub name is downloaded first, if its newest revision is not here."""
+    check_name(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
     import huggingface_hub as hub
 
     patterns = [*_DOWNLOADED, "*.py"] if trust_remote_code else _DOWNLOADED
@@ -82,7 +108,9 @@ def model_folder(name: str, *, trust_remote_code: bool = False) -> Path:
         except (hub.errors.LocalEntryNotFoundError, hub.errors.HfHubHTTPError, OSError) as error:
             what = f"{name!r} is not a local folder and the model hub can't be reached"
             raise BadModel(f"{what}; pass a local model folder, or connect to the network") from error
-    raise BadModel(f"{name!r} is neither a local folder nor a model on the hub; check the spelling")
+    full = next((full for short, full in _FULL_NAMES.items() if name.lower().startswith(short)), None)
+    fix = "check the spelling" if full is None else f"pass the name with its owner, such as {full}"
+    raise BadModel(f"{name!r} is neither a local folder nor a model on the hub; {fix}")
 
 
 def _downloaded_revision(name: str) -> str | None:

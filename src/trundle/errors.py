@@ -19,6 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_COMPRESS_MODULES = (
+    *("accelerate", "httpx2", "onnx", "onnxscript", "peft", "pyarrow", "scipy", "sentence_transformers"),
+    *("sklearn", "torch", "transformers"),
+)
+
 
 class TrundleError(Exception):
     """The base of all errors that trundle raises."""
@@ -65,6 +70,14 @@ class MissingExtra(UserError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs packages that are not installed: pip install 'trundle[{extra}]'")
+
+    @classmethod
+    def explain(cls, error: ModuleNotFoundError, feature: str) -> TrundleError:
+        """Returns the error that names the extra `compress` if the missing module comes with it."""
+        module = (error.name or "").partition(".")[0]
+        if module in _COMPRESS_MODULES:
+            return cls(feature, "compress")
+        return TrundleError(f"{feature} failed because the package {module} is not installed; install it")
 
 
 class WriteFailed(TrundleError):

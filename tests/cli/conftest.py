@@ -18,6 +18,7 @@ def run(
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["trundle", *words])
+        monkeypatch.setenv("COLUMNS", "140")
         monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
         code = 0
         try:

@@ -81,7 +81,7 @@ def test_compress_by_recipe(
         "--data",
         texts,
         "--set",
-        "depth.fraction=75%",
+        "depth.drop=75%",
         "--set",
         "align.texts=60",
     ]
@@ -193,8 +193,8 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["depth", "MODEL", "--keep", "3"], "-o FOLDER"),
         (["depth", "MODEL", "--keep", "-2", "-o", "OUT"], "it can't keep -2"),
         (["depth", "MODEL", "--keep", "99", "-o", "OUT"], "it can't keep 99"),
-        (["depth", "MODEL", "--fraction", "most", "-o", "OUT"], "can't be 'most'; pass a share such as 30%"),
-        (["depth", "MODEL", "--fraction", "1/0", "-o", "OUT"], "can't be '1/0'; pass a share such as 30%"),
+        (["depth", "MODEL", "--drop", "most", "-o", "OUT"], "can't be 'most'; pass a share such as 30%"),
+        (["depth", "MODEL", "--drop", "1/0", "-o", "OUT"], "can't be '1/0'; pass a share such as 30%"),
         (
             ["depth", "MODEL", "--order", "any", "-o", "OUT"],
             "can't be 'any'; pass 'auto', 'first' or 'spread'",
@@ -204,7 +204,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
             ["align", "MODEL", "--batch-size", "0", "-o", "OUT", "--data", "EMPTY"],
             "can't be 0; pass 1 or more",
         ),
-        (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "depth.keep can't be 'few'; pass a whole number"),
+        (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "--keep can't be 'few'; pass a whole number"),
         (["depth", "MODEL", "-o", "OUT"], "choose how many"),
         (["align", "MODEL", "-o", "OUT", "--data", "missing.txt"], "missing.txt"),
         (["align", "MODEL", "-o", "OUT", "--data", "EMPTY"], "EMPTY"),
@@ -217,12 +217,24 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["compress", "--recipe", "half", "-o", "OUT"], "name the model to compress"),
         (["evaluate", "MODEL", "--tasks", "nope", "--root", "."], "nope"),
         (["nonsense"], "nonsense"),
+        (["prune", "MODEL"], "depth (layers), vocabulary (tokens), width and weights"),
+        (["quantize", "MODEL"], "trundle export MODEL --int8"),
+        (["push", "MODEL"], "hf upload"),
+        (["compress", "MODEL", "--budget", "2x", "--recipe", "half", "-o", "OUT"], "leave one of them out"),
+        (["compress", "MODEL", "--budget", "12", "MB", "-o", "OUT"], "pass them with --data"),
+        (["compress", "MODEL", "--budget", "12 quarts", "-o", "OUT"], "'12 quarts' is not a budget"),
+        (["compress", "MODEL", "-o", "OUT", "--data", "missing.txt"], "no file or folder 'missing.txt'"),
+        (["compress", "MODEL", "-o", "OUT", "--data", "FEW"], "3 texts are too few to learn from"),
+        (["compress", "text-embedding-3-small", "-o", "OUT", "--data", "FEW"], "--teacher-model text-emb"),
+        (["compress", "MODEL", "--recipe", "vocabulary", "--minutes", "0", "-o", "OUT"], "--minutes"),
+        (["align", "MODEL", "--teacher", "/no/model", "-o", "OUT", "--data", "FEW"], "'/no/model'"),
         (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
         (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is an input of this command"),
         (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
+        (["evaluate", "MODEL", "--data", "EMPTY::text=a", "-o", "EMPTY"], "is an input of this command"),
         (["evaluate", "MODEL"], "pass what to evaluate on"),
-        (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "x.txt"], "--teacher-model"),
-        (["evaluate", "MODEL", "--teacher", "v.parquet", "--data", "x.txt"], "its own texts only"),
+        (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "EMPTY"], "--teacher-model"),
+        (["evaluate", "MODEL", "--teacher", "v.parquet", "--data", "EMPTY"], "v.parquet"),
         (["evaluate", "MODEL", "--tasks", "sts", "--data", "x.txt"], "name it with --teacher"),
         (
             ["evaluate", "MODEL", "--teacher", "MODEL", "--data", "x.txt", "--dimensions", "few"],
@@ -239,16 +251,66 @@ def test_invalid_input_gives_one_sentence_and_exits_2(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "few.txt").write_text("a text\nanother one\nand a third\n")
     places = {
+        "FEW": str(tmp_path / "few.txt"),
         "MODEL": str(pico_folders("bert")),
         "OUT": str(tmp_path / "out"),
         "EMPTY": str(tmp_path / "empty.txt"),
     }
-    code, _, err = run(*[places.get(word, word) for word in words])
+    columns = {f"{name}::text=a": f"{place}::text=a" for name, place in places.items()}
+    code, _, err = run(*[(places | columns).get(word, word) for word in words])
     assert code == 2
     assert says.replace("EMPTY", "empty.txt") in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["depth", "MODEL", "--keep", "2", "-o", "OUT", "--data", "missing.txt"],
+        ["compress", "MODEL", "--budget", "12 quarts", "-o", "OUT", "--data", "HERE"],
+        ["compress", "MODEL", "-o", "HERE", "--data", "HERE"],
+        ["export", "no/such/model", "-o", "OUT"],
+        ["evaluate", "MODEL", "--teacher", "MODEL", "--data", "missing.txt"],
+    ],
+)
+def test_cheap_checks_come_before_torch(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a text\n")
+    (tmp_path / "model").mkdir()
+    places = {"MODEL": str(tmp_path / "model"), "OUT": str(tmp_path / "out"), "HERE": str(tmp_path)}
+    code = (
+        "import sys\nfrom trundle.cli.app import main\ntry:\n    main()\nexcept SystemExit as end:\n"
+        "    assert end.code == 2, end.code\nassert 'torch' not in sys.modules\n"
+    )
+    given = [places.get(word, word) for word in words]
+    ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_distill_is_another_name_of_align(run: Callable[..., tuple[int, str, str]]) -> None:
+    (_, other, _), (_, own, _) = run("distill", "--help"), run("align", "--help")
+    assert other.splitlines()[2:] == own.splitlines()[2:]
+
+
+def test_old_names_of_flags_work_with_a_warning(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = str(pico_folders("bert"))
+    code, _, err = run("export", model, "--int8", "--calibrate", "missing.txt", "-o", str(tmp_path / "out"))
+    assert code == 2
+    assert err.startswith("trundle: --calibrate is now --data; the old name will go\n")
+
+
+def test_minutes_are_those_of_the_recipes_training(
+    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
+) -> None:
+    words = ["compress", str(pico_folders("bert")), "--recipe", "leaf", "--minutes", "7", "--data", texts]
+    code, out, _ = run(*words, "--dry-run")
+    assert code == 0
+    assert "Training: 7 minutes at most." in out
 
 
 def test_version(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from trundle.cli import console
-from trundle.cli.console import _Lines, _show, _show_table, _terminal
+from trundle.cli.console import _Lines, _show, _show_table, terminal
 
 
 def test_brackets_are_printed_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +24,7 @@ def test_without_a_terminal_the_innermost_task_is_reported(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 0.01)
-    progress = _terminal(quiet=False)
+    progress = terminal(quiet=False)
     with progress.task("outside", None), progress.task("inside", 100) as advance:
         advance(25)
         err, until = "", time.monotonic() + 30

@@ -21,7 +21,7 @@ def test_a_graph_in_its_own_folder(
     )
     source, out = str(pico_folders("bert")), str(tmp_path / "out")
     wide = ("--max-cosine-loss", "0.05", "--max-agreement-loss", "0.6")
-    code, said, _ = run("export", source, "--int8", "--calibrate", str(texts), *wide, "-o", out, "--json")
+    code, said, _ = run("export", source, "--int8", "--data", str(texts), *wide, "-o", out, "--json")
     assert code == 0
     assert json.loads(said)["graph"] == "onnx/model_quantized.onnx"
     code, _, complaint = run("export", source, "-o", out)

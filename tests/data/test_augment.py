@@ -41,6 +41,17 @@ def test_pieces_are_made_of_the_texts_own_words(name):
     assert all(len(piece.text) < len(LONG.text) for piece in found)
 
 
+def test_a_seed_and_a_text_give_these_pieces_in_every_version_of_python():
+    made = [text.text for text in augmented([LONG], ["sentences", "spans", "prefixes", "words"], seed=3)]
+    assert made[1:] == [
+        "And is there a third one?",
+        "Here a second one speaks of vectors!",
+        "a second one speaks",
+        "The first sentence is",
+        "about",
+    ]
+
+
 def test_neighbours_are_joined_in_threes():
     joined = [text.text for text in augmented(SHORT, [_JOINS], seed=0) if text not in SHORT]
     assert joined == [" ".join(text.text for text in SHORT[start : start + 3]) for start in (0, 3)]

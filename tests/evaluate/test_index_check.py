@@ -6,17 +6,21 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from clusters import WIDTH, clustered, wanted
-from trundle.embedder import Embedder, Vectors, _plain, top_agreement
+from trundle.embedder import Embedder, Similarity, Vectors, _plain, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate.index_check import _opening_words, check_index
 from trundle.evaluate.retrieval import nearest
 from trundle.index.connection import _find_columns, _TextColumns
 from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
+from trundle.index.readers import open_reader
 from trundle.index.rows import draw_sample
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
@@ -73,6 +77,30 @@ def test_agreement_is_that_of_evaluate(index: _FolderReader) -> None:
     assert found.agreement == pytest.approx(top_agreement(*tops))
 
 
+@pytest.mark.parametrize("metric", ["cosine", "inner product", "l2"])
+def test_the_metric_of_the_index_ranks(tmp_path: Path, metric: Similarity) -> None:
+    table = {"text": TEXTS, "vector": [3 * row for row in TRUE.values()]}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    reader, student = open_reader(str(tmp_path / "rows.parquet")), embedder(0.3, "student")
+    reader.metric = metric
+    drawn = draw_sample(reader, 300, 0)
+    asked = list(drawn.texts[:100])
+    rows = (student.document(asked), drawn.vectors[:100])
+    queries = [each.query(list(map(_opening_words, asked))) for each in (student, embedder(0, "teacher"))]
+
+    def by(one: Similarity) -> list[float]:
+        own = [nearest(each, drawn.vectors, 10, left_out=range(100), similarity=one) for each in rows]
+        found = [nearest(each, drawn.vectors, 10, similarity=one) for each in queries]
+        return [top_agreement(*own), top_agreement(*found)]
+
+    checks = [
+        check_index(reader, student, teacher=teacher, most_queries=100).agreement
+        for teacher in (None, embedder(0, "teacher"))
+    ]
+    assert checks == pytest.approx(by(metric))
+    assert all(checks != pytest.approx(by(other)) for other in get_args(Similarity) if other != metric)
+
+
 def test_a_teacher_that_did_not_build_the_index(index: _FolderReader) -> None:
     found = check_index(index, embedder(0, "student"), teacher=embedder(5.0, "another"))
     assert "did not build this index" in found.says()[-1]
@@ -113,11 +141,11 @@ def test_the_table_is_chosen_or_named() -> None:
     place = _TextColumns(schema="public", table="chunks", text="content", vector="embedding")
     assert _find_columns(one, table=None, text=None, vector=None) == place
     two = [*one, ("public", "chunks", "small", "halfvec")]
-    with pytest.raises(BadInput, match="name one with --vectors"):
+    with pytest.raises(BadInput, match="name one with --vector-column"):
         _find_columns(two, table=None, text=None, vector=None)
     assert _find_columns(two, table="chunks", text="id", vector="small").vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
-    with pytest.raises(BadInput, match="name one with --texts: a, b"):
+    with pytest.raises(BadInput, match="name one with --text-column: a, b"):
         _find_columns(unnamed, table=None, text=None, vector=None)
     with pytest.raises(BadInput, match="no column of pgvector's type"):
         _find_columns(one[:2], table=None, text=None, vector=None)

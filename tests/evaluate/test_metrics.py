@@ -11,9 +11,9 @@ from trundle.evaluate.metrics import (
     _clustering_measures,
     _few_shot_samples,
     _pair_measures,
-    _paired_cosines,
     _similarity_measures,
 )
+from trundle.evaluate.retrieval import _paired_cosines
 
 
 @given(st.integers(0, 1000), st.floats(0.01, 100))

@@ -280,7 +280,7 @@ def test_existing_graphs_are_not_replaced_without_force(model: Path, tmp_path: P
     export_model(str(model), to="onnx", force=True)
     with pytest.raises(BadInput, match="-o FOLDER"):
         export_model("some/hub-name", to="onnx")
-    with pytest.raises(BadInput, match="--calibrate"):
+    with pytest.raises(BadInput, match="--data"):
         export_model(str(model), to="onnx", precision="int8")
     with pytest.raises(BadInput, match="too few"):
         export_model(str(model), to="onnx", precision="int8", options=ExportOptions(calibrate=["one", "two"]))

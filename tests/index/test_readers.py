@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from clusters import WIDTH, clustered
-from trundle.errors import BadInput, MissingExtra, TrundleError
+from recorded_progress import RecordedProgress
+from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError
+from trundle.index import flat_files, rows
 from trundle.index.connection import _PostgresReader
 from trundle.index.flat_files import write_table
 from trundle.index.readers import open_reader
-from trundle.index.rows import IndexReader, _RowBatch, draw_sample
+from trundle.index.rows import IndexReader, _RowBatch, _RowCounts, draw_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the databases' clients
 ROWS = 1500
@@ -94,6 +96,18 @@ def test_rows_and_samples(filled: Any, name: str) -> None:
         assert dict(zip(*samples[0][:2], strict=True)).items() <= dict(zip(ids, numbers, strict=True)).items()
         same_rows(reader, samples[0][1], samples[0][2])
         assert reader.counts.says() == ""
+        goes_on_after_700_rows(reader)
+
+
+def goes_on_after_700_rows(reader: IndexReader) -> None:
+    ids, numbers, vectors = together(reader.rows())
+    last = rows._mark(rows._RawRows(ids, [TEXTS[number] for number in numbers], vectors), vectors, 699)
+    rest, numbers, vectors = together(reader.rows(after=_RowCounts(read=700, last=last)))
+    assert rest == ids[700:]
+    same_rows(reader, numbers, vectors)
+    assert reader.counts.read == len(ids)
+    with pytest.raises(OtherTexts, match="has changed"):
+        next(reader.rows(after=_RowCounts(read=700, last="another")))
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -149,7 +163,7 @@ def test_the_table_that_is_written_is_an_index_again(tmp_path: Path) -> None:
     np.savez(tmp_path / "v.npz", vectors=VECTORS.astype(np.float16), other=np.zeros(3))
     rows = "".join(json.dumps({"title": "a", "meta": {"body": text}}) + "\n" for text in TEXTS)
     (tmp_path / "v.jsonl").write_text(rows, encoding="utf-8")
-    with pytest.raises(BadInput, match=r"--texts: title, meta\.body"):
+    with pytest.raises(BadInput, match=r"--text-column: title, meta\.body"):
         open_reader(str(tmp_path / "v.npz"))
     reader = open_reader(str(tmp_path / "v.npz"), texts="meta.body")
     reader.metric = "l2"
@@ -161,6 +175,45 @@ def test_the_table_that_is_written_is_an_index_again(tmp_path: Path) -> None:
     (tmp_path / "v.jsonl").write_text(rows + rows[:40] + "}\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"1,500 vectors and .* 1,501 texts|can't be read"):
         list(open_reader(str(tmp_path / "v.npz"), texts="meta.body").rows())
+
+
+def test_a_copy_that_was_stopped_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_files, "_GROUP_ROWS", 300)
+    monkeypatch.setattr(flat_files, "_BATCH_ROWS", 100)
+    vectors = VECTORS.copy()
+    vectors[[250, 700]] = 0
+    vectors[900] = vectors[5]
+    source, copy = tmp_path / "source.parquet", tmp_path / "copy.parquet"
+
+    def stopped(_self: Any, raw: Any) -> Any:
+        if int(raw.ids[0].as_py()) >= 1000:
+            raise KeyboardInterrupt
+        return kept(_self, raw)
+
+    kept = rows._RowReader._kept
+    columns = {"id": list(map(str, range(ROWS))), "text": TEXTS, "vector": list(vectors)}
+    pq.write_table(pa.table(columns), source)
+    assert write_table(open_reader(str(source)), tmp_path / "at-once.parquet") == ROWS - 2
+    with monkeypatch.context() as patch:
+        patch.setattr(rows._RowReader, "_kept", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            write_table(open_reader(str(source)), copy)
+    assert not copy.exists()
+    read: list[int] = []
+    monkeypatch.setattr(
+        rows._RowReader, "_kept", lambda self, raw: read.append(len(raw.texts)) or kept(self, raw)
+    )
+    reader, progress = open_reader(str(source)), RecordedProgress()
+    assert write_table(reader, copy, progress=progress) == ROWS - 2
+    assert sum(read) == ROWS - 700  # two files were complete, of 399 and 300 usable rows
+    assert any("700 rows of" in line for line in progress.lines)
+    assert pq.read_table(copy).equals(pq.read_table(tmp_path / "at-once.parquet"))
+    assert (reader.counts.zero, reader.counts.duplicates) == (2, 1)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "at-once.parquet",
+        "copy.parquet",
+        "source.parquet",
+    ]
 
 
 @pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF8,SQ8", "PCA16,IVF8,Flat"])
@@ -265,10 +318,25 @@ def test_postgres_that_goes_away_or_refuses(postgres: Any) -> None:
         with pytest.raises(BadInput, match="went away while it was read"):
             list(read)
         assert len(together(reader.rows())[1]) == ROWS  # connected again
-    host = postgres.url.partition("?")[2]
-    with pytest.raises(BadInput, match="check user, password and database") as refused:
-        open_reader(f"postgresql://nobody:Geheim@/postgres?{host}")
-    assert "Geheim" not in str(refused.value)
+        goes_on_after_700_rows(reader)
+
+
+def test_postgres_that_wants_another_password(postgres: Any) -> None:
+    import psycopg
+
+    access = postgres.folder / "pg_hba.conf"
+    before = access.read_text(encoding="utf-8")
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+        access.write_text(f"local all guarded scram-sha-256\n{before}", encoding="utf-8")
+        connection.execute("SELECT pg_reload_conf()")
+        host = postgres.url.partition("?")[2]
+        for user in ("guarded", "nobody"):
+            with pytest.raises(BadInput, match="check user, password and database") as refused:
+                open_reader(f"postgresql://{user}:Geheim@/postgres?{host}")
+            assert "Geheim" not in str(refused.value)
+        access.write_text(before, encoding="utf-8")
+        connection.execute("SELECT pg_reload_conf()")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
@@ -17,10 +18,11 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
+from trundle.methods.contrast.contrast import _frozen_copy
 from trundle.model.heads import _attends_both_ways
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of
-from trundle.recipe import make_options, parse_recipe, read_recipe
+from trundle.recipe import make_options, parse_recipe
 from trundle.records import Lineage
 from trundle.search.compressing import compress
 
@@ -81,6 +83,25 @@ def test_training_brings_queries_closer_to_their_answers(
         assert min(found) < 0.8 * found[0], way
         assert applied.facts["validation"] == min(found)
         assert applied.facts["sources"] == ["documents.jsonl", "layers.jsonl"]
+
+
+def test_adapters_are_trained_on_a_frozen_base_in_half_precision(
+    pico_model: PicoModel, corpus: Corpus, tmp_path: Path
+):
+    model = pico_model("qwen2")
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    half, same = (_frozen_copy(model, precision) for precision in ("bf16", "fp32"))
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in half.buffers()} == {torch.float32}
+    for ours, theirs in zip(same.parameters(), model.parameters(), strict=True):
+        assert ours.data_ptr() == theirs.data_ptr()
+    trained = run(model, corpus, tmp_path, precision="bf16", learning_rate=1e-2).model
+    moved = set()
+    for name, weight in trained.named_parameters():
+        assert weight.dtype == torch.float32
+        moved |= set() if torch.equal(weight, before[name]) else {name.rsplit(".", 2)[-2]}
+    assert moved == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
 def test_a_decoders_pooling_and_attention_survive_a_plain_load(
@@ -215,21 +236,3 @@ def test_a_recipe_cuts_a_decoder_and_trains_it(tmp_path: Path):
     assert transformer_of(plain).model.config.num_hidden_layers == 2
     assert (tmp_path / "small" / "contrast.jsonl").is_file()
     assert not list((tmp_path / "small").glob("adapter*"))
-
-
-@pytest.mark.parametrize(
-    ("name", "short"), [("l3prune", "contrast.batch_size=4"), ("l3prune-align", "align.texts=40")]
-)
-def test_the_recipes_of_the_paper_run(name: str, short: str, tmp_path: Path):
-    pico.save_backbone("llama", str(tmp_path / "lm"))
-    source = write_tuples(tmp_path, "t.jsonl", some_rows(80, "layers"))
-    heal = short.split(".")[0]
-    recipe = read_recipe(name, ["depth.pick=small", short, f"{heal}.steps=2"])
-    run = compress(
-        str(tmp_path / "lm"), recipe, output=tmp_path / "small", corpus=read_corpus([source], seed=0)
-    )
-    assert [step.call.method.name for step in run.steps] == ["depth", heal]
-    assert run.after.layers <= pico.LAYERS // 2
-    assert SentenceTransformer(str(tmp_path / "small"), device="cpu").encode(pico.TEXTS).shape[0] == len(
-        pico.TEXTS
-    )

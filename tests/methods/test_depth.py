@@ -22,6 +22,8 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
 from trundle.methods.contract import Context
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import prepared
 from trundle.methods.depth import _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.depth.depth import _spread
@@ -53,10 +55,10 @@ def planned(model: SentenceTransformer, corpus: Corpus | None = None, **options:
     ("options", "blocks"),
     [
         ({"keep": 3}, (0, 2, 3)),
-        ({"fraction": "50%"}, (0, 3)),
+        ({"drop": "50%"}, (0, 3)),
         ({"keep": 3, "order": "first"}, (0, 1, 2)),
-        ({"fraction": "50%", "order": "first"}, (0, 1)),
-        ({"fraction": "1/4", "order": "spread"}, (0, 2, 3)),
+        ({"drop": "50%", "order": "first"}, (0, 1)),
+        ({"drop": "1/4", "order": "spread"}, (0, 2, 3)),
         ({"keep": 2, "order": "spread"}, (0, 3)),
         ({"keep": 1, "order": "spread"}, (0,)),
         ({"blocks": "0,2,3"}, (0, 2, 3)),
@@ -114,6 +116,18 @@ def test_pick_follows_the_curve(
     assert _DepthPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
+def test_pick_measures_the_model_that_contrast_will_train(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    model = pico_model("qwen2")
+    training = ContrastOptions(query_prompt="Find the answer:\n", pool_prompts=False, max_length=12)
+    context = Context(original=model, corpus=CORPUS, seed=1, later=(training,))
+    plan = DEPTH.plan(model, make_options(DEPTH, {"pick": "small", "scale": 50}), context)
+    expected = measure_curve(prepared(model, training), EXAMPLES, scale=50, max_length=12, seed=1)
+    assert plan.losses == expected.losses
+    assert plan.losses != measure_curve(model, EXAMPLES, scale=50, seed=1).losses
+
+
 def test_large_that_cuts_nothing_says_so() -> None:
     whole = _DepthPlan(blocks=(0, 1, 2), of=3, pick="large", losses=(2.0, 1.5, 1.25))
     assert str(whole) == "large is the full model (loss 1.250, full model 1.250): nothing to cut"
@@ -126,7 +140,7 @@ def test_large_that_cuts_nothing_says_so() -> None:
     ("options", "says"),
     [
         ({"pick": "small", "keep": 2}, "keep and pick exclude each other"),
-        ({"blocks": "0,1", "fraction": "50%"}, "fraction and blocks exclude each other"),
+        ({"blocks": "0,1", "drop": "50%"}, "drop and blocks exclude each other"),
         ({"pick": "small", "order": "spread"}, "leave it out with pick"),
         ({"blocks": "0,1", "order": "first"}, "leave it out with blocks"),
         ({"blocks": "0,4"}, "layers 0 to 3"),

@@ -83,6 +83,25 @@ def test_the_loss_is_zero_for_the_teacher_and_positive_for_a_part_of_it(name, fa
     assert hooks_of(teacher) == before
 
 
+def test_tinyberts_map_into_a_wider_teacher_is_trained(pico_model, tmp_path):
+    teacher = pico_model("mpnet")
+    half = cut(teacher, Cut(hidden=tuple(range(0, 32, 2)), head=tuple(range(0, 8, 2))))
+    given = features(teacher)
+    imitator = _Imitator("tinybert", half, teacher)
+    optimizer = torch.optim.AdamW(imitator.trained.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = imitator(given, imitator.trained(dict(given)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    imitator.close()
+    assert losses[-1] < losses[0] / 2
+    before = _Imitator("tinybert", half, teacher)._widen.weight
+    assert (imitator._widen.weight - before).abs().max() > 1e-2
+
+
 def test_uniform_layers_end_at_the_last():
     assert _uniform_layers(3, 12) == (4, 8, 12)
 
@@ -94,4 +113,5 @@ def test_incompatible_models_are_rejected(pico_model):
         _check_imitation("minilm", pico_model("roberta"), teacher)
     with pytest.raises(BadInput, match="hidden width"):
         _check_imitation("distilbert", half, teacher)
-    _check_imitation("minilm", half, teacher)
+    for loss in ("minilm", "tinybert"):
+        _check_imitation(loss, half, teacher)

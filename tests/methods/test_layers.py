@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 import pico
 from trundle.data.examples import Example
 from trundle.errors import BadInput, BadModel
+from trundle.methods.contract import Given
 from trundle.methods.depth.curve import (
     _batch_losses,
     _draw_tuples,
@@ -23,6 +25,7 @@ from trundle.methods.depth.curve import (
     _tokens_of,
     measure_curve,
 )
+from trundle.methods.training import Prompts
 from trundle.model.anatomy import family_of
 from trundle.model.encode import multiplies_bf16
 from trundle.model.heads import without_head
@@ -126,7 +129,8 @@ def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], Sentence
     curve = measure_curve(model, EXAMPLES, seed=2)
     drawn = _draw_tuples(EXAMPLES, 1280, seed=2)
     bf16 = multiplies_bf16(model.device)
-    halves = [_batch_losses(model, half, bf16=bf16) for half in (drawn[:42], drawn[42:])]
+    prompts = dict.fromkeys((example.source for example in EXAMPLES), Prompts())
+    halves = [_batch_losses(model, half, prompts, bf16=bf16) for half in (drawn[:42], drawn[42:])]
     expected = (halves[0] + halves[1]) / 2
     assert len(drawn) == len(EXAMPLES) == 84
     np.testing.assert_allclose(curve.losses, expected.tolist(), rtol=1e-5)
@@ -134,6 +138,18 @@ def test_the_curve_is_the_mean_over_batches(pico_model: Callable[[str], Sentence
     assert measure_curve(model, EXAMPLES, seed=2) == curve
     assert measure_curve(model, EXAMPLES, seed=3) != curve
     assert measure_curve(model, EXAMPLES, tuples=20).tuples == 20
+
+
+def test_prompts_by_file_replace_the_models_own(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    model = copy.deepcopy(pico_model("qwen2"))
+    named = [replace(example, source=f"{number % 2}.jsonl") for number, example in enumerate(EXAMPLES)]
+    both: Given = {"query": PROMPT, "document": "text:\n"}
+    curve = measure_curve(model, named, prompts={"0": both, "1": both}, scale=50)
+    one = measure_curve(model, named, prompts={"0": both}, scale=50)
+    model.prompts = dict(both)
+    own = measure_curve(model, named, scale=50)
+    np.testing.assert_allclose(curve.losses, own.losses, rtol=1e-5)
+    assert np.abs(np.subtract(one.losses, own.losses)).max() > 1e-4
 
 
 def test_tuples_of_one_source_stay_together_and_duplicates_are_removed() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import pico
@@ -82,7 +82,9 @@ def test_a_tokenizer_without_an_end_token_is_rejected(tmp_path: Path):
         _ending_tokenizer(tokenizer)
 
 
-@pytest.mark.parametrize(("mode", "library"), [("mean", "mean"), ("cls", "cls"), ("last", "lasttoken")])
+@pytest.mark.parametrize(
+    ("mode", "library"), [("mean", "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken")]
+)
 def test_pooling_is_changed_and_all_else_is_kept(pico_model: PicoModel, mode: Any, library: str):
     given = pico_model("bert")
     model = with_pooling(given, mode)
@@ -92,11 +94,12 @@ def test_pooling_is_changed_and_all_else_is_kept(pico_model: PicoModel, mode: An
     assert model.prompts == given.prompts
 
 
-def test_a_model_that_pools_in_two_ways_is_rejected(pico_model: PicoModel):
+def test_two_ways_of_pooling_stay_if_a_linear_layer_needs_them(pico_model: PicoModel):
     given = pico_model("bert")
-    twice = with_modules(given, [given[0], Pooling(32, ("mean", "max"))])
-    with pytest.raises(BadModel, match="does not have a single pooling mode"):
-        with_pooling(twice, "last")
+    twice = [given[0], Pooling(32, ("mean", "max"))]
+    assert with_pooling(with_modules(given, twice), "last").get_embedding_dimension() == 32
+    with pytest.raises(BadModel, match="pooled in several ways"):
+        with_pooling(with_modules(given, [*twice, Dense(64, 32)]), "last")
 
 
 @pytest.mark.parametrize("family", sorted(pico.DECODERS))

@@ -194,10 +194,10 @@ def test_a_closed_form_encodes_no_more_texts_than_needed(
         ("{keep: -1}", "it can't keep -1"),
         ("{keep: 5}", "has 4 layers, so it can't keep 5"),
         ("{}", "choose how many of the 4 layers"),
-        ("{keep: 2, fraction: 50%}", "leave one of them out"),
-        ("{fraction: 100%}", "under 1"),
-        ("{fraction: -0.1}", "at least 0"),
-        ("{fraction: 0.99}", "leaves none; use keep: 0"),
+        ("{keep: 2, drop: 50%}", "leave one of them out"),
+        ("{drop: 100%}", "under 1"),
+        ("{drop: -0.1}", "at least 0"),
+        ("{drop: 0.99}", "leaves none; use keep: 0"),
     ],
 )
 def test_impossible_depths(options: str, says: str, pico_folders: Callable[[str], Path]) -> None:
@@ -308,6 +308,10 @@ def test_a_table_of_vectors_is_a_teacher(
     )
     with pytest.raises(BadInput, match="contains its texts"):
         align(small, tmp_path / "no", read_corpus([texts], seed=0), teacher=table, steps=1)
+    with pytest.raises(BadInput, match="no vectors for new texts"):
+        align(small, tmp_path / "no", None, teacher=table, steps=1, augment="spans")
+    few = align(small, tmp_path / "few", None, teacher=table, steps=1, texts=40)
+    assert few.steps[0].facts["texts"] + few.steps[0].facts["validation_texts"] == 40
 
 
 def test_a_training_on_other_texts_does_not_resume_the_first(

@@ -22,14 +22,20 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is() -> None:
         assert recipe.calls
 
 
+def test_an_old_name_of_an_option_works_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="depth.fraction is now depth.drop"):
+        recipe = parse_recipe("steps: [depth: {fraction: 50%}]", name="old")
+    assert recipe.calls[0].options.model_dump()["drop"] == "1/2"
+
+
 def test_a_recipe_survives_its_own_json(tmp_path: Path) -> None:
     import yaml
 
-    recipe = read_recipe("half", ["depth.fraction=1/3", "align.texts=100"])
+    recipe = read_recipe("half", ["depth.drop=1/3", "align.texts=100"])
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(recipe.as_json()))
     again = read_recipe(tmp_path / "again.yaml")
     assert again.calls == recipe.calls
-    assert again.calls[0].options.model_dump()["fraction"] == "1/3"
+    assert again.calls[0].options.model_dump()["drop"] == "1/3"
 
 
 def test_changes_reach_the_step() -> None:
@@ -47,8 +53,8 @@ def test_changes_reach_the_step() -> None:
         ("steps: [dept: {keep: 3}]", "did you mean 'depth'"),
         ("steps: [depth: {kepp: 3}]", "no option 'kepp'; did you mean 'keep'"),
         ("steps: [depth: {keep: many}]", r"depth\.keep can't be 'many'"),
-        ("steps: [depth: {fraction: lots}]", "can't be"),
-        ("steps: [depth: {fraction: 1/0}]", "can't be"),
+        ("steps: [depth: {drop: lots}]", "can't be"),
+        ("steps: [depth: {drop: 1/0}]", "can't be"),
         ("steps: [depth: 3]", "must be 'option: value' pairs"),
         ("steps: [{depth: {keep: 3}, align: {}}]", "one method with its options"),
         ("steps: [7]", "one method with its options"),

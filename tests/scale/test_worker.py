@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trundle.errors import BadInput, BadModel
+from trundle.folders import absolute_name
 from trundle.scale import shard_writer
 from trundle.scale.shard_plan import _list_parts, _ShardPlanner, _ShardRange, _split_ranges
 from trundle.scale.shard_writer import (
@@ -19,7 +20,6 @@ from trundle.scale.shard_writer import (
     _reset_failures,
     _ShardWriter,
     _WorkerSettings,
-    absolute_name,
     build_local,
 )
 from trundle.teacher.labelling import start_or_resume

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trundle.errors import BadInput
-from trundle.search.budget import _Budget, _parse_budget
+from trundle.search.limits import _Budget, parse_budget
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,18 @@ from trundle.search.budget import _Budget, _parse_budget
     ],
 )
 def test_limits_are_parsed(words: list[str], limits: _Budget) -> None:
-    assert _parse_budget(words, whole_bytes=438_000_000) == limits
+    assert parse_budget(words, whole_bytes=438_000_000) == limits
 
 
 @pytest.mark.parametrize("word", ["", "small", "12", "-3MB", "0x", "12 parsecs", "5Mms2"])
 def test_an_invalid_budget_error_names_valid_ones(word: str) -> None:
     with pytest.raises(BadInput, match="12MB, 10x, 20M-params or 5ms"):
-        _parse_budget([word], whole_bytes=1)
+        parse_budget([word], whole_bytes=1)
 
 
 def test_the_same_limit_twice_is_a_contradiction() -> None:
     with pytest.raises(BadInput, match="12MB and 10x both limit the bytes; keep one"):
-        _parse_budget(["12MB", "10x"], whole_bytes=1000)
+        parse_budget(["12MB", "10x"], whole_bytes=1000)
 
 
 def test_all_limits_hold_and_an_unknown_speed_is_allowed() -> None:

@@ -22,9 +22,9 @@ from trundle.model.load import load
 from trundle.model.token_map import cut_with_map, read_vocabulary
 from trundle.recipe import parse_recipe
 from trundle.search import candidates
-from trundle.search.budget import _Budget
 from trundle.search.candidates import _edge, _list_candidates, _promise, _smallest
 from trundle.search.compressing import compress
+from trundle.search.limits import _Budget
 
 WIDTH = 32
 

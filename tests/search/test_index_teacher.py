@@ -26,6 +26,7 @@ from trundle.recipe import make_recipe
 from trundle.records import PLANNING_FILE, read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import training_source
+from trundle.search.compressing import compress
 from trundle.search.search import compress_to_budget
 from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import Outcome
@@ -78,7 +79,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("quick")
 def test_an_index_teaches_by_its_rows_alone(rows: str, student: str, tmp_path: Path) -> None:
     output, progress = tmp_path / "small", RecordedProgress()
-    outcome = trundle.compress(
+    outcome = compress(
         index=rows, budget=BUDGET, students=[student], minutes=0.05, output=output, progress=progress
     )
     assert isinstance(outcome, Outcome)
@@ -99,6 +100,30 @@ def test_an_index_teaches_by_its_rows_alone(rows: str, student: str, tmp_path: P
     np.testing.assert_allclose(np.linalg.norm(vector), 1, atol=1e-3)
     np.testing.assert_allclose(encoder.embed_documents(["a text", "more"])[0], vector, atol=1e-6)
     assert encoder.embed_documents([]) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_of_postgres_teaches(postgres: Any, rows: str, student: str, tmp_path: Path) -> None:
+    psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
+    vectors = np.stack(pq.read_table(rows).column("vector").to_pylist())
+    with psycopg.connect(postgres.url) as database:
+        database.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        database.execute("CREATE TABLE chunks (id int PRIMARY KEY, content text, embedding vector(32))")
+        stored = zip(range(len(TEXTS)), TEXTS, (str(row.tolist()) for row in vectors), strict=True)
+        database.cursor().executemany("INSERT INTO chunks VALUES (%s, %s, %s)", list(stored))
+        database.execute("INSERT INTO chunks VALUES (-1, NULL, NULL)")
+    output, progress = tmp_path / "small", RecordedProgress()
+    where = f"{postgres.url}&table=chunks"
+    outcome = trundle.compress(
+        index=where, budget=BUDGET, students=[student], minutes=0.05, output=output, progress=progress
+    )
+    assert isinstance(outcome, Outcome)
+    assert outcome.check is not None
+    assert outcome.check.index.endswith("table chunks")
+    assert outcome.check.total == len(TEXTS) + 1
+    assert outcome.check.agreement > 0.2, "ten of 700 by chance agree in 0.014"
+    assert any("left out 1 with no vector" in line for line in progress.lines)
+    assert Encoder(output).dimensions == 32
 
 
 @pytest.mark.usefixtures("quick")
@@ -132,7 +157,7 @@ def test_tables_and_stores_teach_in_the_same_way(
         build_targets(
             [Text(text=text, kind="document") for text in TEXTS], model, Manifest(teacher="t"), name
         )
-    outcome = trundle.compress(name, budget=BUDGET, students=[student], minutes=0.05)
+    outcome = compress(name, budget=BUDGET, students=[student], minutes=0.05)
     assert outcome.run is not None
     assert outcome.run.output is not None
     assert outcome.check is not None
@@ -157,7 +182,7 @@ def test_an_endpoint_gets_as_many_texts_as_allowed(
     monkeypatch.setattr(endpoint._EmbeddingsClient, "_batch", counted)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     with running(open_served(str(pico_folders("mpnet")), name="large")) as server:
-        outcome = trundle.compress(
+        outcome = compress(
             f"{server.url}/v1",
             budget=BUDGET,
             students=[student],
@@ -193,7 +218,7 @@ def test_the_length_is_learned_for_inner_products(
         return reader
 
     monkeypatch.setattr(teachers, "open_reader", with_metric)
-    outcome = trundle.compress(index=str(file), budget=BUDGET, students=[student], minutes=0.05)
+    outcome = compress(index=str(file), budget=BUDGET, students=[student], minutes=0.05)
     assert outcome.run is not None
     model = outcome.run.model
     assert model.similarity_fn_name == "dot"
@@ -279,7 +304,7 @@ def test_align_learns_from_an_index_and_records_no_password(
 
     monkeypatch.setattr(teachers, "open_reader", locally)
     recipe = make_recipe([("align", {"teacher": address, "steps": 3, "texts": 50})], name="align")
-    run = trundle.compress(student, recipe, output=tmp_path / "small")
+    run = compress(student, recipe, output=tmp_path / "small")
     assert opened == [address]
     assert run.model.get_embedding_dimension() == 32
     assert run.steps[0].facts["texts"] > 500

@@ -18,7 +18,8 @@ from trundle.model.load import load
 from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.search import prospects
-from trundle.search.budget import _Budget, _proof_texts, _texts_within
+from trundle.search.budget import _proof_texts, _texts_within
+from trundle.search.limits import _Budget
 from trundle.search.prospects import _coverage, _of_all_lengths, _Prospects, _raised, _Speed
 from trundle.search.search import compress_to_budget
 

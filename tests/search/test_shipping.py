@@ -21,8 +21,8 @@ from trundle.pipeline.run import Request
 from trundle.progress import SILENT
 from trundle.records import PLANNING_FILE
 from trundle.search import budget, prospects, search
-from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _list_candidates
+from trundle.search.limits import _Budget
 from trundle.search.prospects import _export_graph, _Speed, _Timed
 from trundle.search.search import _ship, compress_to_budget
 

@@ -37,6 +37,8 @@ class Gate(ThreadingHTTPServer):
         self.behind = behind
         self.script: list[str] = []
         self.delivered: Counter[str] = Counter()
+        self.keys: list[str] = []
+        """What tells a server that a request is sent again."""
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
 
@@ -46,6 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         what = self.server.script.pop(0) if self.server.script else ""
+        self.server.keys.append(self.headers["Idempotency-Key"])
         if what == "limit":
             return self.answer(429, b"{}", {"Retry-After": "0"})
         key = {"Authorization": self.headers.get("Authorization", "")}
@@ -103,10 +106,12 @@ def test_nothing_is_paid_for_twice(gate: Gate, served: Path, tmp_path: Path) -> 
     with pytest.raises(BadModel, match="failed 7 times") as failed:
         teacher.text(TEXTS)
     assert sum(gate.delivered.values()) == 128
+    assert [gate.keys.index(key) for key in gate.keys] == [0, 1, 1, 1, *[4] * 7]
     again, _ = open_endpoint(gate.url, "pico")
     vectors = again.query(TEXTS)
     assert set(gate.delivered.values()) == {1}
     assert len(gate.delivered) == len(TEXTS)
+    assert gate.keys[11] == gate.keys[4], "also when the command is run again"
     np.testing.assert_allclose(vectors, Encoder(served).encode(TEXTS), atol=1e-5)
     again.document(TEXTS[::-1])
     assert set(gate.delivered.values()) == {1}

@@ -51,7 +51,7 @@ def task_of(model: Any, targets: Any, monkeypatch: Any, *, graphs: bool = True) 
     """The task of align with its texts on the device, whatever device that is."""
     context = Context(original=model, cache=targets.folder.parent / "cache")
     made = resident._make_resident(model, targets, model.device, context)
-    monkeypatch.setattr(leaf, "resident_on", lambda *_: made)
+    monkeypatch.setattr(leaf, "_resident_on", lambda *_: made)
     task = make_align_task(model, targets, None, batch_size=8, context=context)
     return task if graphs else replace(task, batches=replace(task.batches, gather=None))
 
@@ -63,7 +63,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_make_the_steps_of_the_plain_trainer(family, device, pico_model, targets, monkeypatch) -> None:
-    settings = TrainSettings(steps=6, learning_rate=1e-3, dropout=False)
+    settings = TrainSettings(steps=6, accumulate=2, learning_rate=1e-3, dropout=False)
     found = []
     for uses_graphs in (True, False):
         model = copy.deepcopy(pico_model(family)).to(device)

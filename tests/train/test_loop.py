@@ -179,18 +179,23 @@ def test_a_run_is_not_resumed_with_other_settings(toy: Callable[[], Toy], tmp_pa
         student.train(SHORT, folder=tmp_path / "run")
 
 
-def test_the_loop_is_what_a_bare_torch_loop_does(toy: Callable[[], Toy]):
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_loop_is_what_a_bare_torch_loop_does(toy: Callable[[], Toy], accumulate: int):
     """One process, no extras: the same bits as a few lines of torch."""
     ours, bare = toy(), toy()
-    ours.train(TrainSettings(steps=6, learning_rate=1e-3, weight_decay=0.0, dropout=False), validation=None)
+    settings = TrainSettings(
+        steps=6, accumulate=accumulate, learning_rate=1e-3, weight_decay=0.0, dropout=False
+    )
+    ours.train(settings, validation=None)
     batches = bare.batches(some_texts(37, seed=0))
     bare.model.eval().to(ours.model.device)
     optimizer = torch.optim.AdamW(bare.model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
     for step in range(6):
-        batch = batches.load(batches.order.batch(step))
-        loss = bare.objective(send_to_device(batch, bare.model.device))
         optimizer.zero_grad()
-        loss.backward()
+        for number in range(step * accumulate, (step + 1) * accumulate):
+            batch = batches.load(batches.order.batch(number))
+            loss = bare.objective(send_to_device(batch, bare.model.device))
+            (loss / accumulate).backward()
         torch.nn.utils.clip_grad_norm_(bare.model.parameters(), 1.0)
         optimizer.step()
     assert same(bare.weights(), ours.weights())

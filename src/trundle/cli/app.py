@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import types
@@ -12,28 +13,115 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import typer
 from pydantic.fields import FieldInfo
 from typer import Option
+from typer.core import TyperCommand, TyperGroup
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
-from trundle.cli.console import _Model, _RunFlags, _with_flags
+from trundle.cli.console import _EXPERT, _Model, _RunFlags, _with_flags
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, inspect, pair
-from trundle.errors import TrundleError, UserError
+from trundle.errors import BadInput, BadRecipe, MissingExtra, TrundleError, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Method, never
 from trundle.records import versions
 
+_MAKE, _LOOK, _USE, _METHODS = "Make a model", "Look at models", "Use a model", "Single methods"
+_PANELS = {
+    _MAKE: (compress, recipes, demo),
+    _LOOK: (inspect, evaluate, bench, report),
+    _USE: (export, serve, pair),
+}
+_ALIASES = {"distill": "align", "distil": "align", "benchmark": "bench"}
+_HINTS = {
+    "prune": "the methods that prune are depth (layers), vocabulary (tokens), width and weights",
+    "quantize": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
+    "quantise": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
+    "push": "upload the folder with `hf upload OWNER/NAME FOLDER`, or with result.push_to_hub in Python",
+    "search": "an index is searched by trundle index search INDEX 'a query'",
+    "train": "students are trained by trundle align, on labelled tuples by trundle contrast",
+}
+_EXAMPLES = {
+    "compress": (
+        "trundle compress all-mpnet-base-v2 --budget 12MB --data my-texts/ -o small",
+        'trundle compress --index "postgresql://me@localhost/search?table=chunks" --budget 12MB -o small',
+        "trundle compress all-mpnet-base-v2 --recipe leaf --minutes 30 --data my-texts/ -o small",
+    ),
+    "inspect": (
+        "trundle inspect all-mpnet-base-v2",
+        "trundle inspect all-mpnet-base-v2 --vocabulary --data my-texts/",
+    ),
+    "evaluate": ("trundle evaluate small --teacher all-mpnet-base-v2 --data my-texts/",),
+    "bench": ("trundle bench all-mpnet-base-v2 small",),
+    "report": ("trundle report small --data my-texts/",),
+    "export": (
+        "trundle export small --to onnx",
+        "trundle export small --int8 --data my-texts/ -o small-int8",
+    ),
+    "serve": ("trundle serve small --teacher all-mpnet-base-v2",),
+    "pair": ("trundle pair small --teacher all-mpnet-base-v2 -o both",),
+    "depth": ("trundle depth all-mpnet-base-v2 --keep 6 -o six",),
+    "vocabulary": ("trundle vocabulary all-mpnet-base-v2 --keep 8000 --data my-texts/ -o fewer",),
+    "width": ("trundle width all-mpnet-base-v2 --widths 1/2,1/4 --data my-texts/ -o nested",),
+    "weights": (
+        "trundle weights MODEL --domain finance.jsonl --general general.jsonl --sparsity 50% -o pruned",
+    ),
+    "align": ("trundle align six --teacher all-mpnet-base-v2 --data my-texts/ --minutes 30 -o small",),
+    "contrast": ("trundle contrast path/to/llm --data triplets.parquet --steps 1000 -o embedder",),
+    "finetune": ("trundle finetune path/to/model --data reviews.csv -o classifier",),
+}
+_COMMON = {
+    "depth": ("keep", "drop", "pick", "blocks"),
+    "vocabulary": ("keep", "fraction", "parameters", "score"),
+    "width": ("widths", "extract", "mlp", "result", "steps", "minutes"),
+    "weights": ("domain", "general", "sparsity", "structure", "method"),
+    "align": ("teacher", "teacher_model", "steps", "minutes", "texts", "augment"),
+    "contrast": ("steps", "minutes", "objective", "teacher", "train", "tuples"),
+    "finetune": ("kind", "epochs", "steps", "minutes", "rows"),
+}
+"""The options of each method that most people need; the others are in a panel of their own."""
+
+
+class _Commands(TyperGroup):
+    """The commands, with the names that people try instead of them."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns the command of a name or alias; for some other names, the error says what to use."""
+        if cmd_name in _HINTS:
+            raise BadInput(f"there is no command {cmd_name!r}: {_HINTS[cmd_name]}")
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+
+class _CompressCommand(TyperCommand):
+    """A command whose budget may have a space before its unit."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Joins a number and a unit after `--budget`: 12 MB."""
+        joined: list[str] = []
+        for word in args:
+            after_number = (
+                len(joined) > 1 and joined[-2] in ("--budget", "-b") and _NUMBER.fullmatch(joined[-1])
+            )
+            if after_number and _UNIT.fullmatch(word):
+                joined[-1] += word
+            else:
+                joined.append(word)
+        return super().parse_args(ctx, joined)
+
+
+_NUMBER, _UNIT = re.compile(r"\d+(\.\d+)?"), re.compile(r"(?i)[kmg]?b|x|ms|[kmg]?-?param(eter)?s")
+
 app = typer.Typer(
     name="trundle",
+    cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
 _PLAIN = (bool, int, float, str)
+_VALUES = {int: "NUMBER", float: "NUMBER"}
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,25 +147,41 @@ def _method_command(method: Method[Any, Any]) -> Callable[..., None]:
         from trundle.recipe import single
 
         chosen = {name: _number(options[name], value) for name, value in values.items() if value is not None}
-        _run_recipe(model, single(method, chosen), flags)
+        try:
+            recipe = single(method, chosen)
+        except BadRecipe as error:
+            flag = re.sub(rf"^{method.name}\.(\w+)", lambda found: _flag_name(found[1]), str(error))
+            raise BadInput(flag) from error
+        _run_recipe(model, recipe, flags)
 
     run.__name__, run.__doc__ = method.name, method.help
     own = [Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=_Model)]
     own += [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_flag(field))
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_flag(field, None if name in _COMMON[method.name] else _EXPERT),
+        )
         for name, field in options.items()
     ]
     without = ("fresh", "pair") if method.enters_space is never else ("fresh",)
     return _with_flags(run, own, without)
 
 
-def _flag(field: FieldInfo) -> Any:
+def _flag_name(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _flag(field: FieldInfo, panel: str | None) -> Any:
     """Returns the flag of one option. It shows the option's default but does not set it."""
     kind = _plain(field.annotation)
     default = "" if field.default in (None, "") or field.is_required() else f" [default: {field.default}]"
-    values = "|".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
-    metavar = None if kind is bool else f"<{values}>"
-    option = Option(help=f"{field.description}{default}", show_default=False, metavar=metavar)
+    values = "|".join(get_args(kind)) if get_origin(kind) is Literal else _VALUES.get(kind, "TEXT")
+    metavar = "" if kind is bool else values
+    option = Option(
+        help=f"{field.description}{default}", show_default=False, metavar=metavar, rich_help_panel=panel
+    )
     return Annotated[(bool if kind is bool else str) | None, option]
 
 
@@ -100,13 +204,24 @@ def _plain(annotation: Any) -> Any:
     return str
 
 
-_WITHOUT = {demo: ("trust",), serve: ("as_json",)}
-for _command in (demo, inspect, compress, recipes, evaluate, pair, bench, export, report, serve):
-    app.command()(_with_flags(_command, without=_WITHOUT.get(_command, ())))
-app.add_typer(vectors.index, name="index")
-app.add_typer(vectors.targets, name="targets")
+def _epilog(name: str) -> str | None:
+    """Returns the examples of a command, a line each."""
+    return "\n\n".join(("Examples:", *_EXAMPLES[name])) if name in _EXAMPLES else None
+
+
+_WITHOUT: dict[Callable[..., None], tuple[str, ...]] = {demo: ("trust",), serve: ("as_json",)}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(
+            epilog=_epilog(_command.__name__),
+            rich_help_panel=_panel,
+            cls=_CompressCommand if _command is compress else None,
+        )(_with_flags(_command, without=_WITHOUT.get(_command, ())))
+app.add_typer(vectors.index, name="index", rich_help_panel=_USE)
 for _method in METHODS.values():
-    app.command(name=_method.name, rich_help_panel="Single methods")(_method_command(_method))
+    _made = app.command(name=_method.name, rich_help_panel=_METHODS, epilog=_epilog(_method.name))
+    _made(_method_command(_method))
+app.add_typer(vectors.targets, name="targets", rich_help_panel=_METHODS)
 
 
 def main() -> None:
@@ -119,6 +234,9 @@ def main() -> None:
         raise
     except TrundleError as error:
         _fail(error, str(error), code=2 if isinstance(error, UserError) else 1)
+    except ModuleNotFoundError as error:
+        verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        _fail(error, str(MissingExtra.explain(error, f"trundle {verb}")), code=2)
     except Exception as error:
         problem = f"trundle itself failed ({type(error).__name__}: {error})"
         _fail(error, f"{problem}; run again with -v and report the output", code=1)

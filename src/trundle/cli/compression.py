@@ -14,9 +14,11 @@ from typer import Argument, Option
 
 from trundle.cli import tables
 from trundle.cli.console import (
+    _EXPERT,
     _CommonFlags,
     _Force,
     _Json,
+    _renamed,
     _RunFlags,
     _show,
     _show_json,
@@ -27,6 +29,7 @@ from trundle.errors import BadInput, UserError
 from trundle.folders import write_atomic
 from trundle.progress import Stopwatch, is_first
 from trundle.records import PLANNING_FILE
+from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from trundle.pipeline.run import Run
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _REPORT, _DEMO = "report.html", Path("demo/small")
 _SHOWN_CANDIDATES = 12
+_BUDGET = "4x"
 
 
 def compress(
@@ -45,75 +49,109 @@ def compress(
         str | None,
         Argument(help="A model folder or hub name; with --budget any teacher: an endpoint, table or store."),
     ] = None,
-    recipe: Annotated[
-        str | None, Option("--recipe", "-r", help="A recipe's name (see `trundle recipes`), or a .yaml file.")
-    ] = None,
     budget: Annotated[
         list[str] | None,
         Option(
-            "--budget", "-b", help="A limit: 12MB, 10x (smaller), 20M-params or 5ms (a query); repeatable."
+            "--budget",
+            "-b",
+            help="A limit: 12MB, 10x (smaller), 20M-params or 5ms (a query); repeatable; default: 4x.",
         ),
     ] = None,
-    change: Annotated[
-        list[str] | None, Option("--set", help="Change the recipe: method.option=value; repeatable.")
+    recipe: Annotated[
+        str | None, Option("--recipe", "-r", help="Instead of a budget: a recipe's name, or a .yaml file.")
     ] = None,
-    minutes: Annotated[float | None, Option(min=0.1, help="Minutes for --budget; default: 30.")] = None,
+    minutes: Annotated[
+        float | None,
+        Option(min=0.1, help="Minutes for the search (default: 30), or for a recipe's training."),
+    ] = None,
     student: Annotated[
-        list[str] | None, Option("--student", help="With --budget: also try this small model; repeatable.")
+        list[str] | None,
+        Option("--student", help="With --budget: also try this small model; with --recipe: train this one."),
     ] = None,
     index: Annotated[
-        str | None,
-        Option(help="With --budget: learn from this index, such as postgresql://user@host/db?table=chunks."),
+        str | None, Option(help="Learn from this index, such as postgresql://user@host/db?table=chunks.")
     ] = None,
-    table: Annotated[
-        str | None, Option(help="The index's table or collection, if there are several.")
-    ] = None,
-    texts: Annotated[str | None, Option(help="Its column of texts, if it has no usual name.")] = None,
-    vectors: Annotated[str | None, Option(help="Its column of vectors, if there are several.")] = None,
-    rows: Annotated[int | None, Option(min=100, help="Most rows to read of it; default: 100,000.")] = None,
     teacher: Annotated[
-        str | None, Option(help="The model or endpoint that made the index; it labels queries and pieces.")
+        str | None, Option(help="With --index: the model or endpoint that made it; it labels queries.")
     ] = None,
     teacher_model: _TeacherModel = None,
-    teacher_calls: Annotated[
-        int | None, Option(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000.")
+    queries: Annotated[
+        str | None, Option(help="With --index and --teacher: a file of your users' queries.")
     ] = None,
-    queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
+    change: Annotated[
+        list[str] | None,
+        Option("--set", help="Change the recipe: method.option=value; repeatable.", rich_help_panel=_EXPERT),
+    ] = None,
+    table: Annotated[
+        str | None, Option(help="The index's table or collection, if several.", rich_help_panel=_EXPERT)
+    ] = None,
+    text_column: Annotated[
+        str | None,
+        Option(help="The index's column of texts, if it has no usual name.", rich_help_panel=_EXPERT),
+    ] = None,
+    vector_column: Annotated[
+        str | None, Option(help="The index's column of vectors, if several.", rich_help_panel=_EXPERT)
+    ] = None,
+    rows: Annotated[
+        int | None,
+        Option(min=100, help="Most rows to read of the index; default: 100,000.", rich_help_panel=_EXPERT),
+    ] = None,
+    teacher_calls: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Most texts that an endpoint or --teacher gets; default: 5,000.",
+            rich_help_panel=_EXPERT,
+        ),
+    ] = None,
+    texts: Annotated[str | None, Option(hidden=True)] = None,
+    vectors: Annotated[str | None, Option(hidden=True)] = None,
 ) -> None:
-    """Make a small model from a large one, by recipe or budget.
+    """Make a small model from a large one, for a budget or by a recipe.
 
-    With --budget, trundle searches for the best model within all limits and trains it. With --index, it
+    With a budget, trundle searches for the best model within all limits and trains it. With --index, it
     learns from the texts and vectors of an index, and says whether its queries find the same.
     """
-    if (recipe is None) == (not budget):
-        raise BadInput("pass either --recipe NAME or a limit such as --budget 12MB")
+    if recipe is not None and budget:
+        raise BadInput("--budget searches and --recipe runs fixed methods; leave one of them out")
     if model is not None and teacher is not None:
         raise BadInput(f"{model} and --teacher both name the teacher; leave one of them out")
     if recipe is None:
         if change:
             raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
-        teacher_options: dict[str, Any] = {"index": index, "table": table, "texts": texts, "vectors": vectors}
+        teacher_options: dict[str, Any] = {"index": index, "table": table}
+        teacher_options["texts"] = _renamed("--texts", "--text-column", texts, text_column)
+        teacher_options["vectors"] = _renamed("--vectors", "--vector-column", vectors, vector_column)
         teacher_options |= {"model": teacher_model, "calls": teacher_calls, "queries": queries}
         teacher_options |= {} if rows is None else {"rows": rows}
-        named = model or teacher or ""
         _run_budget(
-            named,
-            budget or [],
+            model or teacher or "",
+            budget or [_BUDGET],
             flags,
             minutes=minutes,
             students=student or [],
             teacher_options=teacher_options,
         )
         return
-    if minutes is not None or student:
-        raise BadInput("--minutes and --student go with --budget; a recipe takes --set align.minutes=10")
     if index or teacher or queries or teacher_model:
         raise BadInput("--index and --teacher go with --budget; a recipe takes --set align.teacher=NAME")
     if model is None:
         raise BadInput("name the model to compress")
     from trundle.recipe import read_recipe
 
-    _run_recipe(model, read_recipe(recipe, change or []), flags)
+    changes = change or []
+    if student:
+        if len(student) > 1:
+            raise BadInput("a recipe trains one student; pass --student once")
+        changes, model = [*changes, f"align.teacher={model}"], student[0]
+    found = read_recipe(recipe, changes)
+    if minutes is not None:
+        trained = [call.method.name for call in found.calls if "minutes" in call.method.options.model_fields]
+        if not trained:
+            raise BadInput(f"the recipe {found.name} trains nothing; leave --minutes out")
+        share = minutes / len(trained)
+        found = read_recipe(recipe, [*changes, *(f"{name}.minutes={share}" for name in trained)])
+    _run_recipe(model, found, flags)
 
 
 def recipes(as_json: _Json = False) -> None:
@@ -163,6 +201,7 @@ Report: {result.page}"""
 
 
 def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
+    flags.check(model)
     request = flags.request(model)
     from trundle.pipeline.compress import run_recipe
 
@@ -190,7 +229,18 @@ def _run_budget(
     students: Sequence[str],
     teacher_options: Mapping[str, Any] | None = None,
 ) -> None:
+    from trundle.search.limits import parse_budget
+
     began = time.monotonic()
+    parse_budget(budget, whole_bytes=1)
+    index = (teacher_options or {}).get("index")
+    if not model and not index:
+        raise BadInput("name what to compress: a model, or an index with --index")
+    if not flags.data and not index and teacher_kind(model) in ("model", "endpoint"):
+        raise BadInput("the small model learns from texts; pass them with --data")
+    searched_before = flags.output is not None and (flags.output / PLANNING_FILE).is_file()
+    # An interrupted search may go on in its own folder, which only the search itself can recognise.
+    replace(flags, force=flags.force or searched_before).check(model, *students)
     request = flags.request(model)
     from trundle.search.search import MINUTES, compress_to_budget
     from trundle.search.training_source import TeacherOptions

@@ -7,22 +7,39 @@ import os
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from typer import Argument, Option
+from typer.models import OptionInfo
 
+from trundle.cache import check_name
 from trundle.errors import BadInput
+from trundle.folders import check_free
 from trundle.progress import SILENT, Advance, Progress, is_first
+from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from trundle.pipeline.run import Request
@@ -36,6 +53,9 @@ _QUIETER_LIBRARIES = {
 
 _BAR_WIDTH = 24
 _SECONDS_BETWEEN_LINES = 10.0
+_T = TypeVar("_T")
+_EXPERT = "Expert options"
+
 _FORMATS = (
     ".txt .jsonl .csv .tsv .parquet, a folder, or 'environment' (the docs of installed packages); repeatable."
 )
@@ -72,7 +92,7 @@ class _Terminal:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        if not self._console.is_terminal:
+        if not (self._console.is_terminal or self._console.is_jupyter):
             with _Lines(label, total, self.say) as lines:
                 yield lines.advance
             return
@@ -123,7 +143,8 @@ class _Lines:
         return ", ".join([*parts, left or f"{seconds:,.0f} s so far"])
 
 
-def _terminal(*, quiet: bool) -> Progress:
+def terminal(*, quiet: bool) -> Progress:
+    """Returns a display of progress on stderr, or one that shows nothing."""
     return SILENT if quiet else _Terminal()
 
 
@@ -221,7 +242,7 @@ class _CommonFlags:
     def progress(self) -> Progress:
         """Returns the progress display. Call it before other libraries are imported: it also quiets them."""
         _calm_libraries(verbose=self.verbose)
-        return _terminal(quiet=self.quiet or self.as_json or not is_first())
+        return terminal(quiet=self.quiet or self.as_json or not is_first())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +260,18 @@ class _RunFlags(_CommonFlags):
         Option("--pair", help="Also write OUTPUT-pair: the result encodes queries, its teacher documents."),
     ] = False
 
-    def request(self, model: str) -> Request:
-        """Checks the flags, then returns the request for `model`, with its texts."""
+    def check(self, *models: str) -> None:
+        """Rejects what can be rejected without importing torch: outputs, data files and model folders."""
         if self.output is None and not self.dry_run:
             raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
+        _check_data(self.data or [])
+        for model in filter(None, models):
+            _check_model(model)
+        if self.output is not None and not self.dry_run:
+            check_free(self.output, replace=self.force, read=[*filter(None, models)])
+
+    def request(self, model: str) -> Request:
+        """Returns the request for `model`, with its texts; call `check` first."""
         progress = self.progress()
         from trundle.data.corpus import read_corpus
         from trundle.pipeline.run import Request
@@ -261,6 +290,44 @@ class _RunFlags(_CommonFlags):
         )
 
 
+def _check_data(sources: Iterable[str]) -> None:
+    """Rejects a file that does not exist; its content is read later."""
+    for source in sources:
+        path = source.rpartition("::")[0] if "::" in source else source
+        if source != "environment" and "://" not in path and not Path(path).expanduser().exists():
+            raise BadInput(f"there is no file or folder {path!r}; check the path of --data")
+
+
+def _check_model(name: str) -> None:
+    """Rejects what can't be a model's name; a hub name is looked up later, and so is another teacher."""
+    if teacher_kind(name) == "model":
+        check_name(name)
+
+
+def _several(words: Iterable[str] | None) -> list[str]:
+    """Returns the values of a flag that may be repeated or separated by commas."""
+    return [part.strip() for word in words or () for part in word.split(",") if part.strip()]
+
+
+def _renamed(old: str, new: str, value: _T | None, current: _T | None) -> _T | None:
+    """Returns the value of a flag that may be given by its old name, which prints a warning."""
+    if value in (None, []):
+        return current
+    sys.stderr.write(f"trundle: {old} is now {new}; the old name will go\n")
+    if current not in (None, []):
+        raise BadInput(f"{old} is the old name of {new}; pass {new} only")
+    return value
+
+
+def _word(kind: Any) -> str:
+    """Returns what a flag's help calls its value, instead of the Python type; a switch has none."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {bool: "", int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
 def _with_flags(
     function: Callable[..., None], own: Iterable[Parameter] | None = None, without: Container[str] = ()
 ) -> Callable[..., None]:
@@ -270,23 +337,31 @@ def _with_flags(
     get no flag and keep their defaults.
     """
     record = get_type_hints(function).get("flags")
-    if record is None:
-        return function
-    kinds = get_type_hints(record, include_extras=True)
-    shared = [
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
-        for each in fields(record)
-        if each.name not in without
-    ]
+    kinds = {} if record is None else get_type_hints(record, include_extras=True)
+    shared = (
+        []
+        if record is None
+        else [
+            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
+            for each in fields(record)
+            if each.name not in without
+        ]
+    )
     if own is None:
         named = signature(function, eval_str=True).parameters.values()
         own = [parameter for parameter in named if parameter.name != "flags"]
 
     def command(**given: Any) -> None:
-        flags = record(**{parameter.name: given.pop(parameter.name) for parameter in shared})
-        function(flags=flags, **given)
+        if record is not None:
+            given["flags"] = record(**{parameter.name: given.pop(parameter.name) for parameter in shared})
+        function(**given)
 
     parameters = [*own, *shared]
+    for parameter in parameters:
+        kind, *about = get_args(parameter.annotation)
+        for option in about:
+            if isinstance(option, OptionInfo) and option.metavar is None:
+                option.metavar = _word(kind)
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__name__, command.__doc__ = function.__name__, function.__doc__

@@ -9,15 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from trundle.cli.console import _CommonFlags, _Data, _Force, _Graph, _Model, _show, _show_json, _show_table
+from trundle.cli.console import (
+    _EXPERT,
+    _check_data,
+    _check_model,
+    _CommonFlags,
+    _Data,
+    _Force,
+    _Graph,
+    _Model,
+    _renamed,
+    _several,
+    _show,
+    _show_json,
+    _show_table,
+)
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
+from trundle.folders import check_free
 
 if TYPE_CHECKING:
     from trundle.precision import EngineName, Precision
 
 _INT4_HELP = (
-    "Store weights in int4, an eighth of the size, fitted to the texts of --calibrate. Add --int8 to run "
+    "Store weights in int4, an eighth of the size, fitted to the texts of --data. Add --int8 to run "
     "matmuls in int8: the same size, and faster."
 )
 _COSINE_HELP = (
@@ -33,7 +48,7 @@ def export(
         Path | None,
         Option("--output", "-o", help="New folder, without torch weights; default: the model's own folder."),
     ] = None,
-    int8: Annotated[bool, Option("--int8", help="int8, a quarter of the size; needs --calibrate.")] = False,
+    int8: Annotated[bool, Option("--int8", help="int8, a quarter of the size; needs --data.")] = False,
     int4: Annotated[bool, Option("--int4", help=_INT4_HELP)] = False,
     int4_tokens: Annotated[
         bool, Option("--int4-tokens", help="With --int8: the token table, often half of the model, in int4.")
@@ -41,29 +56,45 @@ def export(
     half: Annotated[
         bool, Option("--half", help="16 bits, half of the size: float16, for openvino bfloat16.")
     ] = False,
-    calibrate: Annotated[
+    data: Annotated[
         list[str] | None,
-        Option(help="Texts to fit and measure int8 or int4 with, as for --data; 2,000 are used; repeatable."),
+        Option(
+            "--data", "-d", help="Texts to fit and measure int8 or int4 with; 2,000 are used; repeatable."
+        ),
     ] = None,
-    max_cosine_loss: Annotated[float | None, Option(help=_COSINE_HELP)] = None,
-    max_agreement_loss: Annotated[
-        float, Option(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.")
-    ] = 0.1,
-    older_cpus: Annotated[bool, Option("--older-cpus", help="Make int8 safe on CPUs without VNNI.")] = False,
-    try_both: Annotated[bool, Option("--try-both", help="Use both tracers, keep the faster graph.")] = False,
     force: _Force = False,
+    max_cosine_loss: Annotated[float | None, Option(help=_COSINE_HELP, rich_help_panel=_EXPERT)] = None,
+    max_agreement_loss: Annotated[
+        float,
+        Option(
+            help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.",
+            rich_help_panel=_EXPERT,
+        ),
+    ] = 0.1,
+    older_cpus: Annotated[
+        bool, Option("--older-cpus", help="Make int8 safe on CPUs without VNNI.", rich_help_panel=_EXPERT)
+    ] = False,
+    try_both: Annotated[
+        bool, Option("--try-both", help="Use both tracers, keep the faster graph.", rich_help_panel=_EXPERT)
+    ] = False,
+    calibrate: Annotated[list[str] | None, Option(hidden=True)] = None,
 ) -> None:
     """Write the model as one graph that runs without torch.
 
     The graph includes pooling, dense layers and normalisation. It is compared with torch before writing.
     """
+    data = _renamed("--calibrate", "--data", calibrate, data) or []
+    precision = _precision_of(to, int8=int8, int4=int4, int4_tokens=int4_tokens, half=half)
+    _check_model(model)
+    _check_data(data)
+    if output is not None:
+        check_free(output, replace=force, read=[model])
     progress = flags.progress()
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits, calibration_texts
 
-    precision = _precision_of(to, int8=int8, int4=int4, int4_tokens=int4_tokens, half=half)
     limits = Limits(cosine=max_cosine_loss, agreement=max_agreement_loss)
-    texts = calibration_texts(calibrate or [])
+    texts = calibration_texts(data)
     exported = export_model(
         model,
         to=to,
@@ -122,16 +153,34 @@ def serve(
     ] = None,
     graph: _Graph = None,
     threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all cores.")] = None,
-    timeout: Annotated[float, Option(help="Seconds until a request fails with status 504.")] = 30.0,
-    waiting: Annotated[int, Option(help="Texts in the queue before clients get status 429.")] = 4096,
-    most_texts: Annotated[int, Option(help="Maximum number of texts in a request.")] = 2048,
-    most_tokens: Annotated[int, Option(help="Maximum number of tokens in a request.")] = 300_000,
-    most_bytes: Annotated[int, Option(help="Maximum size of a request in bytes.")] = 8 << 20,
-    most_characters: Annotated[int, Option(help="Maximum number of characters in a text.")] = 200_000,
+    timeout: Annotated[
+        float, Option(help="Seconds until a request fails with status 504.", rich_help_panel="Limits")
+    ] = 30.0,
+    waiting: Annotated[
+        int, Option(help="Texts in the queue before clients get status 429.", rich_help_panel="Limits")
+    ] = 4096,
+    most_texts: Annotated[
+        int, Option(help="Maximum number of texts in a request.", rich_help_panel="Limits")
+    ] = 2048,
+    most_tokens: Annotated[
+        int, Option(help="Maximum number of tokens in a request.", rich_help_panel="Limits")
+    ] = 300_000,
+    most_bytes: Annotated[
+        int, Option(help="Maximum size of a request in bytes.", rich_help_panel="Limits")
+    ] = 8 << 20,
+    most_characters: Annotated[
+        int, Option(help="Maximum number of characters in a text.", rich_help_panel="Limits")
+    ] = 200_000,
     waiting_bytes: Annotated[
-        int, Option(help="Bytes of large requests and answers in memory before clients get status 429.")
+        int,
+        Option(
+            help="Bytes of large requests and answers in memory before clients get status 429.",
+            rich_help_panel="Limits",
+        ),
     ] = 64 << 20,
-    most_connections: Annotated[int, Option(help="Maximum number of open connections.")] = 800,
+    most_connections: Annotated[
+        int, Option(help="Maximum number of open connections.", rich_help_panel="Limits")
+    ] = 800,
     page: Annotated[bool, Option("--page/--no-page", help="Serve a page at / to compare searches.")] = True,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
@@ -182,7 +231,9 @@ def report(
     runs: Annotated[list[str], Argument(help="Model folders that trundle wrote, to compare.")],
     teacher: Annotated[str | None, Option(help="The large model; default: the runs' own teacher.")] = None,
     data: _Data = None,
-    tasks: Annotated[list[str] | None, Option(help="A folder of tasks, or one task; repeatable.")] = None,
+    tasks: Annotated[
+        list[str] | None, Option(help="Folders or names of tasks; comma-separated or repeated.")
+    ] = None,
     texts: Annotated[int, Option(min=100, help="Maximum number of texts of --data to measure on.")] = 2000,
     speed: Annotated[bool, Option("--speed/--no-speed", help="Time the models if they are loaded.")] = True,
     output: Annotated[Path, Option("--output", "-o", help="HTML file; report.json is next to it.")] = _PAGE,
@@ -191,6 +242,9 @@ def report(
 
     Without --data and --tasks no model is loaded, and the report shows what the folders record.
     """
+    _check_data(data or [])
+    for run in runs:
+        _check_model(run)
     progress = flags.progress()
     from trundle.report.report import check_output, make_report, write_report
 
@@ -199,7 +253,7 @@ def report(
         runs,
         teacher=teacher,
         data=data or [],
-        tasks=tasks or [],
+        tasks=_several(tasks),
         texts=texts,
         speed=speed,
         trust_remote_code=flags.trust,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from trundle.cli.console import (
+    _check_data,
+    _check_model,
     _CommonFlags,
     _curve,
     _Data,
@@ -19,11 +21,12 @@ from trundle.cli.console import (
     _Model,
     _Quiet,
     _Seed,
+    _several,
     _show,
     _show_json,
     _show_table,
     _TeacherModel,
-    _terminal,
+    terminal,
 )
 from trundle.cli.tables import (
     _compare_scores,
@@ -58,7 +61,8 @@ def evaluate(
     flags: _CommonFlags,
     models: _Models,
     tasks: Annotated[
-        str | None, Option(help="Comma-separated tasks: names or kinds in --root, paths, or mteb:NAME.")
+        list[str] | None,
+        Option(help="Tasks: names or kinds in --root, paths, or mteb:NAME; comma-separated or repeated."),
     ] = None,
     root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
     teacher: Annotated[
@@ -85,6 +89,21 @@ def evaluate(
     With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
     With --inherit: how much is left when the vectors of both are truncated and quantised.
     """
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+    if output is not None and data:
+        _check_not_data(output, data)
+    if not tasks and not (teacher and data):
+        raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
+    if teacher is None and (data or inherit or dimensions):
+        raise BadInput("--data, --inherit and --dimensions compare with a teacher; name it with --teacher")
+    try:
+        cuts = tuple(int(number) for number in (dimensions or "").split(",") if number.strip())
+    except ValueError as error:
+        raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
+    for name in (*models, *filter(None, [teacher])):
+        _check_model(name)
+    _check_data(data or [])
     progress = flags.progress()
     from trundle.data.corpus import unseen_texts
     from trundle.evaluate.comparison import compare
@@ -95,17 +114,7 @@ def evaluate(
     from trundle.folders import write_atomic
     from trundle.records import read_lineage
 
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
-    if not tasks and not (teacher and data):
-        raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
-    if teacher is None and (data or inherit or dimensions):
-        raise BadInput("--data, --inherit and --dimensions compare with a teacher; name it with --teacher")
-    try:
-        cuts = tuple(int(number) for number in (dimensions or "").split(",") if number.strip())
-    except ValueError as error:
-        raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
-    wanted = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    wanted = _several(tasks)
     chosen = find_tasks(wanted, root, split=split) if wanted else []
     students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
     if not students:
@@ -139,6 +148,16 @@ def evaluate(
         _show_json(found.as_json())
     else:
         _show_comparison(found, None if teacher is None else teacher_model or teacher)
+
+
+def _check_not_data(output: Path, data: Sequence[str]) -> None:
+    """Reject an output that would replace one of the data files."""
+    from trundle.data.corpus import ENVIRONMENT
+    from trundle.data.texts import parse_source
+    from trundle.folders import check_not_read
+
+    named = [source for source in data if source != ENVIRONMENT]
+    check_not_read(output, [file for source in named for file in parse_source(source).files])
 
 
 def _same(name: str, teacher: str) -> bool:
@@ -217,7 +236,7 @@ def bench(
         texts=texts,
         options=BenchOptions(rounds=rounds, seconds=seconds, batch_size=batch_size, threads=threads),
         all_engines=True,
-        progress=_terminal(quiet=quiet or as_json),
+        progress=terminal(quiet=quiet or as_json),
     )
     if as_json:
         _show_json(result.as_dict())
@@ -264,6 +283,7 @@ def inspect(
         list[str] | None,
         Option("--data", "-d", help="Labelled tuples for --layers, texts for --vocabulary; repeatable."),
     ] = None,
+    scale: Annotated[float, Option(min=0.1, help="With --layers: multiplier of cosines in the loss.")] = 20.0,
     output: Annotated[
         Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
     ] = None,
@@ -282,7 +302,9 @@ def inspect(
     loaded = load(model, trust_remote_code=flags.trust)
     family, about = _described(loaded)
     now, savings = cost(loaded), list_savings(loaded)
-    curve = _layer_curve(loaded, model, data or [], output, seed=seed, progress=progress) if layers else None
+    curve = None
+    if layers:
+        curve = _layer_curve(loaded, model, data or [], output, scale=scale, seed=seed, progress=progress)
     if flags.as_json:
         rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
         shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
@@ -342,6 +364,7 @@ def _layer_curve(
     data: Sequence[str],
     output: Path | None,
     *,
+    scale: float,
     seed: int,
     progress: Progress,
 ) -> LayerCurve:
@@ -351,7 +374,7 @@ def _layer_curve(
     from trundle.report.page import curve_page, curve_svg
 
     corpus = read_corpus(data, seed=seed, progress=progress)
-    curve = measure_curve(model, corpus.examples(), seed=seed, progress=progress)
+    curve = measure_curve(model, corpus.examples(), scale=scale, seed=seed, progress=progress)
     if output is not None:
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
         drawn = curve.losses, _marks(curve), title

@@ -13,9 +13,12 @@ from typer.core import TyperCommand
 
 from trundle.cli.console import (
     _DATA,
+    _check_data,
+    _check_model,
     _CommonFlags,
     _Graph,
     _Model,
+    _renamed,
     _Seed,
     _show,
     _show_json,
@@ -35,7 +38,9 @@ _LOCAL_CLUSTER = "here"
 
 def _group(about: str) -> typer.Typer:
     help_flags = {"help_option_names": ["-h", "--help"]}
-    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=about, context_settings=help_flags)
+    return typer.Typer(
+        no_args_is_help=True, rich_markup_mode="markdown", help=about, context_settings=help_flags
+    )
 
 
 index = _group("Build, search, check and read indexes.")
@@ -45,8 +50,9 @@ _ForeignTable = Annotated[
     str | None,
     Option("--table", help="Its table or collection, if several; for FAISS and npz, the file of the texts."),
 ]
-_TextColumn = Annotated[str | None, Option("--texts", help="Its column or payload field of texts.")]
-_VectorColumn = Annotated[str | None, Option("--vectors", help="Its column of vectors, if several.")]
+_TextColumn = Annotated[str | None, Option("--text-column", help="Its column or payload field of texts.")]
+_VectorColumn = Annotated[str | None, Option("--vector-column", help="Its column of vectors, if several.")]
+_Hidden = Annotated[str | None, Option(hidden=True)]
 _ANY_INDEX = "a folder, a file, or an address such as postgresql://user@host/database?table=chunks."
 
 
@@ -69,17 +75,20 @@ def _build_index(
 
     Stored texts are not embedded again: an interrupted build resumes, and more --data is added.
     """
+    _check_model(model)
+    _check_data(data)
     progress = flags.progress()
     from trundle.data.corpus import ENVIRONMENT
     from trundle.data.texts import parse_source
     from trundle.export.open import open_encoder
+    from trundle.folders import absolute_name
     from trundle.index.base import Wanted
     from trundle.index.readers import build_index, create_store
-    from trundle.scale.shard_writer import absolute_name
 
+    read: list[str | Path] = [model]
     for source in data:
         if source != ENVIRONMENT:
-            parse_source(source)
+            read += parse_source(source).files
     encoder = open_encoder(model, graph=graph, trust_remote_code=flags.trust, progress=progress)
     wanted = Wanted(
         model=absolute_name(model),
@@ -87,7 +96,7 @@ def _build_index(
         precision=precision,
         identity=encoder.identity,
     )
-    with create_store(output, wanted, table=table, force=force, progress=progress) as store:
+    with create_store(output, wanted, table=table, force=force, read=read, progress=progress) as store:
         built = build_index(store, _texts(data, progress), encoder.encode_document, progress=progress)
         name, precision = store.name, store.facts.precision
     if flags.as_json:
@@ -164,8 +173,10 @@ def check(
     teacher_model: _TeacherModel = None,
     queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
     table: _ForeignTable = None,
-    texts: _TextColumn = None,
-    vectors: _VectorColumn = None,
+    text_column: _TextColumn = None,
+    vector_column: _VectorColumn = None,
+    texts: _Hidden = None,
+    vectors: _Hidden = None,
     sample: Annotated[int, Option(min=50, help="How many texts of the index to search in.")] = 5000,
     most_queries: Annotated[int, Option(min=1, help="Maximum number of queries to run.")] = 200,
     seed: _Seed = 0,
@@ -174,17 +185,23 @@ def check(
 
     Reads a sample and compares the student's ten results with the teacher's. Writes nothing.
     """
+    _check_model(student)
+    _check_data([queries] if queries else [])
     progress = flags.progress()
     from trundle.data.texts import read_texts
     from trundle.index.readers import open_reader
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
-    columns = {"table": table, "texts": texts, "vectors": vectors}
+    columns = {
+        "table": table,
+        "texts": _renamed("--texts", "--text-column", texts, text_column),
+        "vectors": _renamed("--vectors", "--vector-column", vectors, vector_column),
+    }
     with closing(open_reader(against, progress=progress, **columns)) as reader:
         # Only now, because importing and opening models takes long and a wrong address is refused at once.
         from trundle.evaluate.index_check import check_index
         from trundle.export.open import open_sides
-        from trundle.scale.shard_writer import absolute_name
+        from trundle.folders import absolute_name
 
         small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
         large = None
@@ -219,8 +236,10 @@ def _read_index(
     where: Annotated[str, Argument(help=f"An index: {_ANY_INDEX}")],
     output: Annotated[Path, Option("--output", "-o", help="A parquet file for ids, texts and vectors.")],
     table: _ForeignTable = None,
-    texts: _TextColumn = None,
-    vectors: _VectorColumn = None,
+    text_column: _TextColumn = None,
+    vector_column: _VectorColumn = None,
+    texts: _Hidden = None,
+    vectors: _Hidden = None,
     sample: Annotated[int | None, Option(min=1, help="Rows to draw at random; default: all.")] = None,
     seed: _Seed = 0,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
@@ -234,10 +253,16 @@ def _read_index(
         raise BadInput(f"{output} does not end in .parquet; choose a name that does")
     if output.exists() and not force:
         raise BadInput(f"{output} already exists; choose another file, or pass --force to replace it")
+    from trundle.folders import check_not_read
     from trundle.index.flat_files import write_table
     from trundle.index.readers import open_reader
 
-    columns = {"table": table, "texts": texts, "vectors": vectors}
+    check_not_read(output, [where])
+    columns = {
+        "table": table,
+        "texts": _renamed("--texts", "--text-column", texts, text_column),
+        "vectors": _renamed("--vectors", "--vector-column", vectors, vector_column),
+    }
     with closing(open_reader(where, progress=progress, **columns)) as reader:
         written = write_table(reader, output, sample=sample, seed=seed, progress=progress)
     counts = reader.counts
@@ -309,7 +334,8 @@ def _build_targets(
         raise BadInput("--workers goes with --ray; without it there is only one process")
     if ray is None and threads is not None and not runtime:
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
-    from trundle.scale.shard_writer import TeacherSpec, absolute_name, build_local
+    from trundle.folders import absolute_name
+    from trundle.scale.shard_writer import TeacherSpec, build_local
 
     name, trust = absolute_name(model), flags.trust
     asked = TeacherSpec(model=name, runtime=runtime, threads=threads, trust_remote_code=trust)

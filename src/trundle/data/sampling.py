@@ -1,9 +1,9 @@
 """Fingerprints, samples, clusters and augmented texts that are reproducible on every machine.
 
 Python's own `hash` changes from run to run and most of `random` may change between versions, so samples rely
-only on blake2b and `random.Random(seed).random()`. The generator of each augmentation is seeded by the text
-itself, so a text always gives the same pieces. Only `joins` depends on the order of reading: it joins short
-texts that follow each other.
+only on blake2b and `random.Random(seed).random()`. What an augmentation draws depends on the seed and the
+text alone, so a text always gives the same pieces. Only `joins` depends on the order of reading: it joins
+short texts that follow each other.
 """
 
 from __future__ import annotations
@@ -171,35 +171,51 @@ def _shares(sizes: list[int], count: int) -> list[int]:
     return shares
 
 
-def _sentences(text: Text, random: Random) -> Iterator[Text]:
+class _Draws:
+    """Whole numbers that depend on a seed and a text, one after another."""
+
+    def __init__(self, seed: int, text: str) -> None:
+        self._state = blake2b(f"{seed}\0{text}".encode(), digest_size=8)
+
+    def below(self, count: int) -> int:
+        """Return a number from 0 to `count` − 1."""
+        self._state.update(b"\0")
+        return int.from_bytes(self._state.digest(), "big") % count
+
+    def between(self, low: int, high: int) -> int:
+        """Return a number from `low` to `high`, both included."""
+        return low + self.below(high - low + 1)
+
+
+def _sentences(text: Text, draws: _Draws) -> Iterator[Text]:
     found = [part.strip() for part in _SENTENCE_END.split(text.text)]
     usable = [part for part in found if len(part.split()) in _SENTENCE_WORDS]
     if len(found) > 1:
-        chosen = random.sample(usable, min(_SENTENCES_PER_TEXT, len(usable)))
-        yield from (Text(text=part, kind="document") for part in chosen)
+        for _ in range(min(_SENTENCES_PER_TEXT, len(usable))):
+            yield Text(text=usable.pop(draws.below(len(usable))), kind="document")
 
 
-def _spans(text: Text, random: Random) -> Iterator[Text]:
+def _spans(text: Text, draws: _Draws) -> Iterator[Text]:
     words = text.text.split()
     if len(words) > _LONG_ENOUGH:
-        size = random.randint(_SPAN_WORDS[0], min(_SPAN_WORDS[1], len(words) - 1))
-        start = random.randrange(len(words) - size + 1)
+        size = draws.between(_SPAN_WORDS[0], min(_SPAN_WORDS[1], len(words) - 1))
+        start = draws.below(len(words) - size + 1)
         yield Text(text=" ".join(words[start : start + size]), kind="query")
 
 
-def _prefixes(text: Text, random: Random) -> Iterator[Text]:
+def _prefixes(text: Text, draws: _Draws) -> Iterator[Text]:
     words = text.text.split()
     if len(words) >= 4:
-        size = random.randint(2, min(_SPAN_WORDS[1], len(words) - 1))
+        size = draws.between(2, min(_SPAN_WORDS[1], len(words) - 1))
         yield Text(text=" ".join(words[:size]), kind=text.kind)
 
 
-def _words(text: Text, random: Random) -> Iterator[Text]:
+def _words(text: Text, draws: _Draws) -> Iterator[Text]:
     if found := _WORD.findall(text.text):
-        yield Text(text=random.choice(found), kind="query")
+        yield Text(text=found[draws.below(len(found))], kind="query")
 
 
-_PIECES: dict[str, Callable[[Text, Random], Iterator[Text]]] = {
+_PIECES: dict[str, Callable[[Text, _Draws], Iterator[Text]]] = {
     "sentences": _sentences,
     "spans": _spans,
     "prefixes": _prefixes,
@@ -230,9 +246,8 @@ def augmented(
     for text in texts:
         yield text
         if chosen:
-            digest = blake2b(f"{seed}\0{text.text}".encode(), digest_size=8).digest()
-            random = Random(int.from_bytes(digest, "big"))
-            yield from (piece for make in chosen for piece in make(text, random) if allowed(piece.text))
+            draws = _Draws(seed, text.text)
+            yield from (piece for make in chosen for piece in make(text, draws) if allowed(piece.text))
         if _JOINS in names and len(text.text.split()) <= _SHORT:
             waiting.append(text.text)
             if len(waiting) == _JOINED:

@@ -14,8 +14,7 @@ from trundle.data.sampling import sample
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.metrics import _paired_cosines
-from trundle.evaluate.retrieval import _check_same_width, _Positions, nearest, unit
+from trundle.evaluate.retrieval import _check_same_width, _paired_cosines, _Positions, nearest, unit
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import HeldOutVectors

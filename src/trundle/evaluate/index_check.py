@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Embedder, Similarity, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.metrics import _paired_cosines
-from trundle.evaluate.retrieval import nearest, unit
+from trundle.evaluate.retrieval import _paired_cosines, nearest, unit
 from trundle.index.rows import IndexReader, draw_sample
 from trundle.progress import SILENT, Progress
 

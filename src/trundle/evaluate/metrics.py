@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 from sklearn.cluster import MiniBatchKMeans
@@ -18,18 +18,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from trundle.embedder import Vectors
-from trundle.evaluate.retrieval import unit
+from trundle.evaluate.retrieval import _paired_cosines
 
 _SAMPLES_PER_LABEL = 8
 _EXPERIMENTS = 10
 _CLASSIFIER_ITERATIONS = 100
 _CLUSTERING_BATCH = 500
-
-
-def _paired_cosines(left: Vectors, right: Vectors) -> NDArray[np.float32]:
-    """Cosine of each row with its partner, rounded to single precision so that copies of a pair tie."""
-    cosines: NDArray[np.float32] = np.einsum("ij,ij->i", unit(left), unit(right)).astype(np.float32)
-    return cosines
 
 
 def _correlations(values: ArrayLike, gold: ArrayLike) -> dict[str, float]:

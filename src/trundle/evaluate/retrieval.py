@@ -27,6 +27,12 @@ def unit(vectors: Vectors) -> NDArray[np.float64]:
     return scaled
 
 
+def _paired_cosines(left: Vectors, right: Vectors) -> NDArray[np.float32]:
+    """Cosine of each row with its partner, rounded to single precision so that copies of a pair tie."""
+    cosines: NDArray[np.float32] = np.einsum("ij,ij->i", unit(left), unit(right)).astype(np.float32)
+    return cosines
+
+
 def nearest(
     queries: Vectors,
     documents: Vectors,

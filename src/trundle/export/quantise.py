@@ -199,7 +199,7 @@ def _split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     distinct = list(dict.fromkeys(texts))
     if len(distinct) < _FEWEST_TEXTS:
         few = f"{len(distinct)} different texts are too few"
-        raise BadInput(f"{few}; pass {_FEWEST_TEXTS} or more with --calibrate")
+        raise BadInput(f"{few}; pass {_FEWEST_TEXTS} or more with --data")
     measured = _spread(distinct[1::2], _MEASURED_ON)
     taken = set(measured)
     return [text for text in distinct if text not in taken], measured

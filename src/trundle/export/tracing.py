@@ -139,7 +139,7 @@ try:
     import onnx as onnx
     import onnxruntime as onnxruntime
 except ImportError as error:
-    raise MissingExtra("export", "export") from error
+    raise MissingExtra("export", "compress") from error
 
 
 @dataclass(frozen=True, kw_only=True)

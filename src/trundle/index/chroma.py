@@ -54,9 +54,9 @@ class _ChromaReader(_RowReader):
     def _count(self) -> int:
         return int(self._collection.count())
 
-    def _scan(self) -> Iterator[_RawRows]:
-        for first in range(0, self.count, _BATCH_ROWS):
-            yield self._raw(limit=_BATCH_ROWS, offset=first)
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        for start in range(first, self.count, _BATCH_ROWS):
+            yield self._raw(limit=_BATCH_ROWS, offset=start)
 
     def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
         for first in range(0, self.count, size):

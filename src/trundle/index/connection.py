@@ -140,7 +140,8 @@ class _Database:
                     raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
                 if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
                     problem = f"stopped a statement ({_first_line(error)}); raise its timeout and run again"
-                    raise WriteFailed(f"{self.name} {problem}: what was stored is kept") from error
+                    kept = "" if self._read_only else ": what was stored is kept"
+                    raise WriteFailed(f"{self.name} {problem}{kept}") from error
                 if any(word in str(error) for word in _REFUSED):
                     problem = f"refuses the connection ({_first_line(error)})"
                     raise BadInput(f"{self.name} {problem}; check user, password and database") from None
@@ -220,14 +221,16 @@ def _find_columns(
     found = [each for each in kept if each[3] in _VECTOR_TYPES and vector in (None, each[2])]
     if not found:
         what = f"column {vector!r} with vectors" if vector else "column of pgvector's type vector or halfvec"
-        raise BadInput(f"there is no {what}; name the table and its column with --table and --vectors")
+        raise BadInput(f"there is no {what}; name the table and its column with --table and --vector-column")
     tables = sorted({(each[0], each[1]) for each in found})
     if len(tables) > 1:
         names = _listed([f"{schema}.{name}" for schema, name in tables])
         raise BadInput(f"several tables hold vectors ({names}); name one with --table")
     if len(found) > 1:
         names = _listed([each[2] for each in found])
-        raise BadInput(f"{tables[0][1]} has several columns of vectors ({names}); name one with --vectors")
+        raise BadInput(
+            f"{tables[0][1]} has several columns of vectors ({names}); name one with --vector-column"
+        )
     schema, name = tables[0]
     texts = [each[2] for each in kept if each[:2] == (schema, name) and each[3] not in _VECTOR_TYPES]
     return _TextColumns(schema=schema, table=name, text=_text_column(texts, text, name), vector=found[0][2])
@@ -293,9 +296,12 @@ class _PostgresReader(_RowReader):
         rows = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self._table)).fetchall()
         return int(rows[0][0])
 
-    def _scan(self) -> Iterator[_RawRows]:
+    def _scan(self, first: int) -> Iterator[_RawRows]:
         with self._database.reading() as connection, connection.cursor("trundle", binary=True) as cursor:
-            self._prepared(cursor).execute(sql.SQL("{} FROM {}").format(self._selected, self._table))
+            # Otherwise a scan starts where that of another connection is.
+            connection.execute("SET LOCAL synchronize_seqscans = off")
+            query = sql.SQL("{} FROM {} OFFSET {}").format(self._selected, self._table, first)
+            self._prepared(cursor).execute(query)
             while rows := cursor.fetchmany(_BATCH_ROWS):
                 yield self._raw(rows)
 

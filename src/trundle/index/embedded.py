@@ -344,8 +344,8 @@ class _FolderReader(_RowReader):
         """Close the file of texts."""
         self._store.close()
 
-    def _scan(self) -> Iterator[_RawRows]:
-        yield from self._take(np.arange(self.count))
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        yield from self._take(np.arange(first, self.count))
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
         for start in range(0, len(places), _BATCH_ROWS):

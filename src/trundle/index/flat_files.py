@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from trundle.cache import cache_key
 from trundle.data.texts import BUFFER_BYTES
 from trundle.embedder import Vectors
-from trundle.errors import BadInput
-from trundle.folders import atomic_file
+from trundle.errors import BadInput, OtherTexts
+from trundle.folders import atomic_file, locked_folder, write_atomic
 from trundle.index.rows import (
     _BATCH_ROWS,
     IndexReader,
@@ -30,6 +32,8 @@ from trundle.index.rows import (
     _import,
     _Places,
     _RawRows,
+    _RowBatch,
+    _RowCounts,
     _RowReader,
     _Wish,
 )
@@ -88,29 +92,37 @@ def _holds_vectors(kind: Any) -> bool:
 def _arrow_raw(batch: Any, columns: _ArrowColumns, first: int | _Places) -> _RawRows:
     """Return the rows of a batch, whose positions are their ids if no column holds any."""
     places = np.arange(first, first + len(batch)) if isinstance(first, int) else first
-    ids = places.tolist() if columns.id is None else batch.column(columns.id).to_pylist()
+    ids = places if columns.id is None else batch.column(columns.id)
     return _RawRows(ids, batch.column(columns.text).to_pylist(), _arrow_vectors(batch.column(columns.vector)))
 
 
 def _arrow_vectors(column: Any) -> Any:
+    numbers = column.flatten()
+    if pa.types.is_fixed_size_list(column.type) and not column.null_count + numbers.null_count:
+        return _numbers(numbers).reshape(len(column), -1)
     widths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
-    if len(widths) and widths[0] > 0 and (widths == widths[0]).all() and not column.flatten().null_count:
-        with np.errstate(over="ignore"):
-            numbers = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-        return numbers.reshape(len(widths), -1)
+    if len(widths) and widths[0] > 0 and (widths == widths[0]).all() and not numbers.null_count:
+        return _numbers(numbers).reshape(len(widths), -1)
     return [None if one is None else np.array(one, dtype=np.float32) for one in column.to_pylist()]
+
+
+def _numbers(column: Any) -> Vectors:
+    with np.errstate(over="ignore"):
+        numbers: Vectors = column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return numbers
 
 
 class _TableReader(_RowReader):
     """Reads one or more parquet or Arrow files with the same columns."""
 
     def __init__(self, where: str, wish: _Wish, files: Sequence[Path], kind: str) -> None:
+        self._files, self._kind = files, kind
         with _explained(where):
-            self._data = _dataset(files, kind)
-            self._columns = _arrow_columns(self._data.schema, wish, where)
-            count = self._data.count_rows()
+            data = _dataset(files, kind)
+            self._columns = _arrow_columns(data.schema, wish, where)
+            count = data.count_rows()
             width = self._columns.width or self._first_width()
-            said = (self._data.schema.metadata or {}).get(_METRIC, b"").decode()
+            said = (data.schema.metadata or {}).get(_METRIC, b"").decode()
         metric: Metric = next((known for known in get_args(Metric) if known == said), "cosine")
         super().__init__(where, count=count, width=width, metric=metric)
 
@@ -123,17 +135,15 @@ class _TableReader(_RowReader):
         return 1
 
     def _batches(self, names: list[str]) -> Iterator[Any]:
-        # Little is read ahead: the default holds dozens of batches and fragments in memory.
-        scanner = self._data.scanner(
-            columns=names, batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
-        )
-        yield from (batch for batch in scanner.to_batches() if len(batch))
+        return _record_batches(self._files, self._kind, names)
 
-    def _scan(self) -> Iterator[_RawRows]:
-        first = 0
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        place = 0
         for batch in self._batches(self._columns.names):
-            yield _arrow_raw(batch, self._columns, first)
-            first += len(batch)
+            skipped = min(max(0, first - place), len(batch))
+            if skipped < len(batch):
+                yield _arrow_raw(batch.slice(skipped), self._columns, place + skipped)
+            place += len(batch)
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
         first = 0
@@ -148,35 +158,99 @@ class _TableReader(_RowReader):
 def write_table(
     reader: IndexReader, path: Path, *, sample: int | None = None, seed: int = 0, progress: Progress = SILENT
 ) -> int:
-    """Write the rows of an index to a parquet file, a few thousand at a time, and return their number."""
-    vector = pa.list_(pa.float32(), reader.width)
-    schema = pa.schema(
-        [("id", pa.string()), ("text", pa.string()), ("vector", vector)], {_METRIC: reader.metric.encode()}
-    )
-    total = reader.count if sample is None else min(sample, reader.count)
-    written, waiting = 0, list[Any]()
-    packed = {"id": "zstd", "text": "zstd", "vector": "none"}
+    """Write the rows of an index to a parquet file, and return their number.
 
-    def write() -> None:
-        writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=_GROUP_ROWS)
-        waiting.clear()
+    They are collected in a hidden folder beside it, a few thousand at a time. An interrupted copy of all rows
+    resumes there, unless the index has changed.
+    """
+    parts = _Parts(reader=reader, folder=path.with_name(f".{path.name}.rows"))
+    with locked_folder(parts.folder, lambda: progress.say(f"another process writes {path}; this one waits")):
+        whole = sample is None or sample >= reader.count
+        try:
+            parts.read(None if whole else sample, seed, progress)
+        except OtherTexts:
+            progress.say(f"{reader.where} has changed since a part of it was read, so it is read again")
+            parts.clear()
+            parts.read(None, seed, progress)
+        with atomic_file(path) as scratch, parts.writer(scratch) as writer:
+            for file in parts.files():
+                writer.write_table(pq.read_table(file), row_group_size=_GROUP_ROWS)
+        shutil.rmtree(parts.folder, ignore_errors=True)
+    return reader.counts.read - reader.counts.left_out
 
-    with (
-        atomic_file(path) as scratch,
-        pq.ParquetWriter(scratch, schema, compression=packed, use_dictionary=False) as writer,
-        progress.task(f"reading {reader.where}", total) as advance,
-    ):
-        for batch in reader.rows(sample, seed):
-            vectors = pa.FixedSizeListArray.from_arrays(batch.vectors.ravel(), type=vector)
-            waiting.append(
-                pa.record_batch([pa.array(batch.ids), pa.array(batch.texts), vectors], schema=schema)
-            )
-            written += len(batch.ids)
-            advance(len(batch.ids))
-            if sum(map(len, waiting)) >= _GROUP_ROWS:
-                write()
-        write()
-    return written
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """Rows of an index in parquet files, and a file that says how many of them are complete."""
+
+    reader: IndexReader
+    folder: Path
+
+    @property
+    def _state(self) -> Path:
+        return self.folder / "state.json"
+
+    @property
+    def _identity(self) -> str:
+        reader = self.reader
+        return cache_key(reader.where, reader.count, reader.width, reader.metric)
+
+    def files(self) -> list[Path]:
+        """Return the complete files, in order."""
+        return [self.folder / f"{number}.parquet" for number in range(self._known().get("parts", 0))]
+
+    def clear(self) -> None:
+        """Forget what was read."""
+        self._state.unlink(missing_ok=True)
+
+    def read(self, sample: int | None, seed: int, progress: Progress) -> None:
+        """Read the rows that are missing; those of a sample are read anew."""
+        reader, total = self.reader, self.reader.count if sample is None else sample
+        if sample is not None or self._known().get("index") != self._identity:
+            self.clear()
+        counts = _RowCounts(**self._known().get("counts", {}))
+        number, waiting = len(self.files()), list[_RowBatch]()
+        for file in self.files():
+            for batch in pq.ParquetFile(file).iter_batches(columns=["vector"]):
+                counts._note(_arrow_vectors(batch.column("vector")))
+        if counts.read:
+            progress.say(f"{counts.read:,} rows of {reader.where} were read before; reading goes on there")
+        with progress.task(f"reading {reader.where}", total) as advance:
+            advance(counts.read)
+            for batch in reader.rows(sample, seed, after=counts):
+                waiting.append(batch)
+                advance(len(batch.texts))
+                if sum(len(each.texts) for each in waiting) >= _GROUP_ROWS:
+                    self._add(number, waiting)
+                    number, waiting = number + 1, []
+            if waiting:
+                self._add(number, waiting)
+
+    def writer(self, file: Path) -> Any:
+        """Open a parquet file for rows of this index."""
+        packed = {"id": "zstd", "text": "zstd", "vector": "none"}
+        return pq.ParquetWriter(file, self._schema, compression=packed, use_dictionary=False)
+
+    @property
+    def _schema(self) -> Any:
+        vector = pa.list_(pa.float32(), self.reader.width)
+        columns = [("id", pa.string()), ("text", pa.string()), ("vector", vector)]
+        return pa.schema(columns, {_METRIC: self.reader.metric.encode()})
+
+    def _known(self) -> dict[str, Any]:
+        return json.loads(self._state.read_text(encoding="utf-8")) if self._state.is_file() else {}
+
+    def _add(self, number: int, batches: Sequence[_RowBatch]) -> None:
+        """Write a file, then record it and what has been counted until its end."""
+        schema = self._schema
+        with atomic_file(self.folder / f"{number}.parquet") as scratch, self.writer(scratch) as writer:
+            for each in batches:
+                vectors = pa.FixedSizeListArray.from_arrays(each.vectors.ravel(), type=schema[2].type)
+                columns = [pa.array(each.ids), pa.array(each.texts), vectors]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+        counts = self.reader.counts.as_json()
+        state = {"index": self._identity, "parts": number + 1, "counts": counts}
+        write_atomic(self._state, json.dumps(state))
 
 
 class _BesideReader(_RowReader):
@@ -199,8 +273,8 @@ class _BesideReader(_RowReader):
             self._text = wish.texts_of(_text_names(self._source), str(self._source))
         super().__init__(where, count=shape[0], width=shape[1], metric=metric)
 
-    def _scan(self) -> Iterator[_RawRows]:
-        yield from self._take(np.arange(self.count))
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        yield from self._take(np.arange(first, self.count))
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
         first = 0
@@ -208,9 +282,8 @@ class _BesideReader(_RowReader):
             low, high = np.searchsorted(places, [first, first + len(page)])
             if high > low:
                 chosen = places[low:high]
-                ids = chosen.tolist()
-                texts = page if len(ids) == len(page) else [page[place - first] for place in ids]
-                yield _RawRows(ids, texts, self._vectors(chosen))
+                texts = page if len(chosen) == len(page) else [page[place] for place in chosen - first]
+                yield _RawRows(chosen, texts, self._vectors(chosen))
             first += len(page)
         if first != self.count:
             what = f"{self.where} holds {self.count:,} vectors and {self._source} {first:,} texts"
@@ -222,7 +295,7 @@ def _text_names(path: Path) -> list[str]:
     if path.suffix in _JSON_LINES:
         with path.open(encoding="utf-8") as lines:
             return _fields(_json_row(line) for line in islice(lines, 20) if line.strip())
-    schema = _dataset([path]).schema
+    schema = _dataset([path], "parquet" if path.suffix == ".parquet" else "ipc").schema
     return [name for name in schema.names if _holds_texts(schema.field(name).type)]
 
 
@@ -234,21 +307,25 @@ def _text_pages(path: Path, column: str) -> Iterator[list[Any]]:
             while page := [_field(_json_row(line), column) for line in islice(rows, _BATCH_ROWS)]:
                 yield page
         return
-    scanner = _dataset([path]).scanner(
-        columns=[column], batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
-    )
-    yield from (batch.column(0).to_pylist() for batch in scanner.to_batches())
+    kind = "parquet" if path.suffix == ".parquet" else "ipc"
+    yield from (batch.column(0).to_pylist() for batch in _record_batches([path], kind, [column]))
 
 
-def _dataset(files: Sequence[Path], kind: str | None = None) -> Any:
-    """Open files of one format without reading whole row groups, and those to come, into memory."""
-    if (kind or files[0].suffix.removeprefix(".")) != "parquet":
-        return ds.dataset([str(file) for file in files], format="ipc")
-    options = ds.ParquetFragmentScanOptions(
-        use_buffered_stream=True, buffer_size=BUFFER_BYTES, pre_buffer=False
+def _dataset(files: Sequence[Path], kind: str) -> Any:
+    return ds.dataset([str(file) for file in files], format=kind)
+
+
+def _record_batches(files: Sequence[Path], kind: str, names: list[str]) -> Iterator[Any]:
+    """Yield some columns, without reading whole row groups, or those to come, into memory."""
+    if kind == "parquet":
+        for file in files:
+            with pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False) as rows:
+                yield from rows.iter_batches(_BATCH_ROWS, columns=names)
+        return
+    scanner = _dataset(files, kind).scanner(
+        columns=names, batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1
     )
-    form = ds.ParquetFileFormat(default_fragment_scan_options=options)
-    return ds.dataset([str(file) for file in files], format=form)
+    yield from (batch for batch in scanner.to_batches() if len(batch))
 
 
 def _json_row(line: str) -> dict[str, Any]:
@@ -292,8 +369,11 @@ def _open_arrays(path: Path, wish: _Wish) -> _BesideReader:
 def _open_faiss(path: Path, wish: _Wish) -> _BesideReader:
     """Open a FAISS index; quantised vectors come back as it decodes them."""
     faiss = _import("faiss", "a FAISS index", "faiss")
-    with _explained(str(path)):
+    try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+    except RuntimeError:  # its message is a line of C++
+        what = f"{path} can't be read, because it is damaged or not a FAISS index of floats"
+        raise BadInput(f"{what}; write it again with faiss.write_index") from None
     metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "l2"}
     if index.metric_type not in metrics:
         raise BadInput(f"{path} searches by another metric than inner product or L2; it can't be read")

@@ -38,9 +38,8 @@ class _LanceReader(_RowReader):
         rows = self._table.search().select([self._columns.vector]).limit(1).to_arrow()
         return len(rows.column(0)[0].as_py() or [0]) if len(rows) else 1
 
-    def _scan(self) -> Iterator[_RawRows]:
-        query: Any = self._table.search().select(self._columns.names)
-        first = 0
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        query: Any = self._table.search().select(self._columns.names).offset(first)
         for batch in query.to_batches(_BATCH_ROWS):
             yield _arrow_raw(batch, self._columns, first)
             first += len(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -63,16 +64,20 @@ class _MilvusReader(_RowReader):
         rows = self._client.query(self._collection, filter="", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
-    def _pages(self, size: int, fields: list[str]) -> Iterator[Sequence[Any]]:
-        iterator = self._client.query_iterator(self._collection, batch_size=size, output_fields=fields)
+    def _pages(self, size: int, fields: list[str], which: str = "") -> Iterator[Sequence[Any]]:
+        """Yield the entities in the order of their keys."""
+        iterator = self._client.query_iterator(
+            self._collection, batch_size=size, filter=which, output_fields=fields
+        )
         try:
             while rows := iterator.next():
                 yield rows
         finally:
             iterator.close()
 
-    def _scan(self) -> Iterator[_RawRows]:
-        for rows in self._pages(_BATCH_ROWS, [self._key, self._text, self._vector]):
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        which = f"{self._key} > {json.dumps(self._id_at(first - 1))}" if first else ""
+        for rows in self._pages(_BATCH_ROWS, [self._key, self._text, self._vector], which):
             yield self._raw(rows)
 
     def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:

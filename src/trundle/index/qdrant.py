@@ -65,9 +65,9 @@ class _QdrantReader(_RowReader):
     def _count(self) -> int:
         return int(self._client.count(self._collection, exact=True).count)
 
-    def _pages(self, size: int, *, ids_only: bool) -> Iterator[Sequence[Any]]:
+    def _pages(self, size: int, *, ids_only: bool, offset: Any = None) -> Iterator[Sequence[Any]]:
+        """Yield the points from the one with the id `offset` on, in the order of their ids."""
         wanted = (False, False) if ids_only else ([self._text], [self._vector] if self._vector else True)
-        offset = None
         while True:
             points, offset = self._client.scroll(
                 self._collection, limit=size, offset=offset, with_payload=wanted[0], with_vectors=wanted[1]
@@ -77,8 +77,9 @@ class _QdrantReader(_RowReader):
             if offset is None:
                 return
 
-    def _scan(self) -> Iterator[_RawRows]:
-        for points in self._pages(_LOCAL_ROWS if self._local else _BATCH_ROWS, ids_only=False):
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        size = _LOCAL_ROWS if self._local else _BATCH_ROWS
+        for points in self._pages(size, ids_only=False, offset=self._id_at(first) if first else None):
             yield self._raw(points)
 
     def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
@@ -102,7 +103,7 @@ def _vector_of(stored: Any, wish: _Wish, where: str) -> tuple[str, Any]:
     """Return the name of the vectors, empty for the unnamed ones, and their settings."""
     if not isinstance(stored, dict):
         if wish.vectors or stored is None:
-            raise BadInput(f"{where} has no named dense vectors; leave out --vectors, or name another place")
+            raise BadInput(f"{where} has no named dense vectors; leave out its name, or name another place")
         name, params = "", stored
     else:
         name = wish.vectors_of(list(stored), "vector", where)

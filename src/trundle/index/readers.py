@@ -6,7 +6,7 @@ Each is named by a file, a folder or the address of a database.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -127,9 +127,7 @@ def _from_path(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
 def _from_folder(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
     if (path / "index.json").is_file():
         if wish != _Wish():
-            raise BadInput(
-                "an index that trundle built has one table; leave out --table, --texts and --vectors"
-            )
+            raise BadInput("an index that trundle built has one table; leave out its table and columns")
         return _FolderReader(path, progress=progress)
     if (path / "chroma.sqlite3").is_file():
         from trundle.index.chroma import _ChromaReader
@@ -215,7 +213,8 @@ def _named(where: str, wish: _Wish) -> tuple[str, _Wish]:
 
 def _unsupported(what: str) -> BadInput:
     """Return the error for a place that is not an index trundle reads."""
-    return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}")
+    export = "or export texts and vectors to a parquet file and pass that"
+    return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}; {export}")
 
 
 def _is_address(where: str) -> bool:
@@ -224,9 +223,18 @@ def _is_address(where: str) -> bool:
 
 @contextmanager
 def create_store(
-    where: str, wanted: Wanted, *, table: str = _TABLE, force: bool = False, progress: Progress = SILENT
+    where: str,
+    wanted: Wanted,
+    *,
+    table: str = _TABLE,
+    force: bool = False,
+    read: Sequence[str | Path] = (),
+    progress: Progress = SILENT,
 ) -> Iterator[_Store]:
-    """Yield an index to add to, created if needed; with `force`, a complete new one replaces it."""
+    """Yield an index to add to, created if needed; with `force`, a complete new one replaces it.
+
+    A folder that holds something that is `read` is not replaced.
+    """
     with ExitStack() as stack:
         if _is_address(where):
             from trundle.index.postgres import _PostgresStore
@@ -236,7 +244,7 @@ def create_store(
             return
         folder = Path(where).expanduser()
         if force and (folder / _MARK).is_file():
-            check_free(folder, replace=True, marks=(_MARK,))
+            check_free(folder, replace=True, marks=(_MARK,), read=read)
             folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,), keep=True))
         _create_embedded(folder, wanted)
         yield stack.enter_context(closing(_EmbeddedStore(folder, progress=progress)))

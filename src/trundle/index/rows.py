@@ -9,15 +9,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
+from hashlib import blake2b
 from importlib import import_module
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
-from trundle.errors import BadInput, MissingExtra, TrundleError
+from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError
 
 Metric = Literal["cosine", "inner product", "l2"]
 _Places = NDArray[np.int64]
@@ -37,6 +40,8 @@ _TEXT_NAMES = (
     "chunk_text",
     "contents",
 )
+_LOOKED_AT = 8
+"""The first numbers of each vector that show that it is not zero."""
 _MOST_ROUNDS = 4
 """How often more rows are drawn in place of those without a text or vector."""
 _TOLERATED = 0.1
@@ -47,9 +52,15 @@ _TOLERATED = 0.1
 class _RowBatch:
     """Some rows that have a text and a vector; row i is `ids[i]`, `texts[i]`, `vectors[i]`."""
 
-    ids: tuple[str, ...]
     texts: tuple[str, ...]
     vectors: Vectors
+    raw_ids: Any
+    """The ids as the database has them: a sequence, or an array of numpy or Arrow."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids as strings; few callers need them, so they are not made before."""
+        return tuple(map(str, self.raw_ids if isinstance(self.raw_ids, list) else self.raw_ids.tolist()))
 
 
 @dataclass(kw_only=True)
@@ -62,6 +73,8 @@ class _RowCounts:
     zero: int = 0
     not_finite: int = 0
     other_width: int = 0
+    last: str = ""
+    """A hash of the last row that was read, used or not."""
     _hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
 
     @property
@@ -89,12 +102,15 @@ class _RowCounts:
             said += f"{'; ' if said else ''}{duplicates:,} have the same vector as another row"
         return f"Of {self.read:,} rows read, {said}." if said else ""
 
+    def as_json(self) -> dict[str, int | str]:
+        """Return what continues a count in another process, but for the vectors that were noted."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name[0] != "_"}
+
     def _note(self, vectors: Vectors) -> None:
         """Remember the vectors by a hash of 8 bytes each."""
         odd = vectors.shape[1] % 2
         words = np.ascontiguousarray(np.pad(vectors, ((0, 0), (0, odd))) if odd else vectors).view(np.uint64)
-        factors = np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
-        sums: Any = np.einsum("ij,j->i", words, factors)
+        sums: Any = np.einsum("ij,j->i", words, _factors(words.shape[1]))
         self._hashes.frombytes(sums.tobytes())
 
 
@@ -112,10 +128,13 @@ class IndexReader(Protocol):
     counts: _RowCounts
     """What the last `rows` read and left out."""
 
-    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[_RowBatch]:
+    def rows(
+        self, sample: int | None = None, seed: int = 0, *, after: _RowCounts | None = None
+    ) -> Iterator[_RowBatch]:
         """Yield all rows, or up to `sample` rows drawn uniformly, a batch at a time.
 
-        A sample comes in storage order or a random one: shuffle it where the order matters.
+        A sample comes in storage order or a random one: shuffle it where the order matters. Of all rows,
+        those that an interrupted call counted in `after` are skipped.
         """
 
     def close(self) -> None:
@@ -125,7 +144,8 @@ class IndexReader(Protocol):
 class _RawRows(NamedTuple):
     """Rows as a database returns them: texts may be missing, vectors missing or of any width."""
 
-    ids: Sequence[Any]
+    ids: Any
+    """A list, or an array of numpy or Arrow."""
     texts: Sequence[Any]
     vectors: Any
     """A 2-D array, or a sequence of arrays and None."""
@@ -149,7 +169,7 @@ class _Wish:
 
     def vectors_of(self, there: Sequence[str], what: str, where: str) -> str:
         """Return the column of vectors."""
-        return _one_of(there, self.vectors, what, where, "--vectors")
+        return _one_of(there, self.vectors, what, where, "--vector-column")
 
 
 class _RowReader:
@@ -165,18 +185,20 @@ class _RowReader:
         self._secret = secret
         self.counts = _RowCounts()
 
-    def rows(self, sample: int | None = None, seed: int = 0) -> Iterator[_RowBatch]:
-        """Yield all rows, or up to `sample` rows drawn uniformly."""
-        self.counts = _RowCounts()
-        found = 0
+    def rows(
+        self, sample: int | None = None, seed: int = 0, *, after: _RowCounts | None = None
+    ) -> Iterator[_RowBatch]:
+        """Yield all rows, or those after the ones in `after`, or up to `sample` rows drawn uniformly."""
+        self.counts = _RowCounts() if after is None else after
+        found = self.counts.read - self.counts.left_out
         with _explained(self.where, hide=self._secret):
-            source = self._scan() if sample is None or sample >= self.count else self._draw(sample, seed)
+            source = self._rest() if sample is None or sample >= self.count else self._draw(sample, seed)
             for raw in source:
                 batch = self._kept(raw)
-                if sample is not None and found + len(batch.ids) > sample:
-                    batch = _part(batch, slice(sample - found))
-                found += len(batch.ids)
-                if batch.ids:
+                if sample is not None and found + len(batch.texts) > sample:
+                    batch = _part(batch, np.arange(sample - found))
+                found += len(batch.texts)
+                if batch.texts:
                     yield batch
                 if found == sample:
                     return
@@ -184,7 +206,8 @@ class _RowReader:
                 what = f"{self.where} changed while it was read ({self.count:,} rows before, {now:,} now)"
                 raise BadInput(f"{what}; run again while nothing writes to it")
         if not found:
-            raise BadInput(f"{self.where} has no row with a text and a vector; {self.counts.says()}")
+            what = f"{self.where} has no row with a text and a vector ({self.counts.says().rstrip('.')})"
+            raise BadInput(f"{what}; fill it, or name other columns with --text-column and --vector-column")
 
     def close(self) -> None:
         """Close files and connections."""
@@ -193,8 +216,20 @@ class _RowReader:
         """Count the rows again; a reader that sees one version of them does not need to."""
         return self.count
 
-    def _scan(self) -> Iterator[_RawRows]:
-        """Yield every row."""
+    def _rest(self) -> Iterator[_RawRows]:
+        """Yield every row that is not counted yet."""
+        if not self.counts.read:
+            yield from self._scan(0)
+            return
+        rows = self._scan(self.counts.read - 1)
+        first = next(rows, None)
+        if first is None or _mark(first, _matrix(first.vectors, self.width)[0], 0) != self.counts.last:
+            raise OtherTexts(f"{self.where} has changed since it was read; read it again from the start")
+        yield _RawRows(first.ids[1:], first.texts[1:], first.vectors[1:])
+        yield from rows
+
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        """Yield every row from a position on, in an order that is the same until a row is written."""
         raise NotImplementedError
 
     def _take(self, places: _Places) -> Iterator[_RawRows]:
@@ -204,6 +239,10 @@ class _RowReader:
     def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
         """Yield all ids, `size` at a time."""
         raise NotImplementedError
+
+    def _id_at(self, place: int) -> Any:
+        """Return the id of the row at a position, without reading its vector."""
+        return next(islice(chain.from_iterable(self._id_pages(_IDS_AT_ONCE)), place, None), None)
 
     def _fetch(self, ids: list[Any]) -> _RawRows:
         """Return the rows with these ids."""
@@ -230,45 +269,66 @@ class _RowReader:
 
     def _kept(self, raw: _RawRows) -> _RowBatch:
         vectors, missing, other = _matrix(raw.vectors, self.width)
-        texts = _readable(raw.texts)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.einsum("ij,ij->i", vectors, vectors)
-        counts, left = self.counts, texts & ~missing & ~other & np.isfinite(squares) & (squares > 0)
-        counts.read += len(raw.ids)
-        if not left.all():
-            left = self._counted(vectors, {"no_vector": missing, "other_width": other, "no_text": ~texts})
+        batch = _RowBatch(texts=tuple(raw.texts), vectors=vectors, raw_ids=raw.ids)
+        counts = self.counts
+        if batch.texts:
+            counts.read, counts.last = counts.read + len(batch.texts), _mark(raw, vectors, -1)
+        if missing.any() or other.any() or not _all_readable(batch.texts) or not _all_usable(vectors):
+            left = self._counted(batch, {"no_vector": missing, "other_width": other})
+            batch = _part(batch, np.flatnonzero(left))
         if counts.other_width > max(1, _TOLERATED * counts.read):
             what = f"holds vectors of several widths ({self.width} and others)"
-            raise BadInput(f"{self.where} {what}; name one column with --vectors, or one table with --table")
-        batch = _RowBatch(ids=tuple(map(str, raw.ids)), texts=tuple(raw.texts), vectors=vectors)
-        batch = batch if left.all() else _part(batch, np.flatnonzero(left))
+            raise BadInput(
+                f"{self.where} {what}; name one column with --vector-column, or one table with --table"
+            )
         counts._note(batch.vectors)
         return batch
 
-    def _counted(self, vectors: Vectors, bad: dict[str, Any]) -> _Mask:
+    def _counted(self, batch: _RowBatch, bad: dict[str, _Mask]) -> _Mask:
         """Count each row that can't be used for one reason, and return those that can."""
-        bad |= {"zero": ~vectors.any(axis=1), "not_finite": ~np.isfinite(vectors).all(axis=1)}
-        left = np.ones(len(vectors), dtype=bool)
+        readable = [isinstance(text, str) and bool(text.strip()) for text in batch.texts]
+        bad |= {
+            "no_text": ~np.array(readable, dtype=bool),
+            "zero": np.logical_not(batch.vectors.any(axis=1)),
+            "not_finite": np.logical_not(np.isfinite(batch.vectors).all(axis=1)),
+        }
+        left = np.ones(len(batch.texts), dtype=bool)
         for name, rows in bad.items():
             setattr(self.counts, name, getattr(self.counts, name) + int((left & rows).sum()))
             left &= ~rows
         return left
 
 
-def _readable(texts: Sequence[Any]) -> _Mask:
-    """Return which texts are strings with something in them."""
-    if set(map(type, texts)) == {str} and all(texts) and not any(map(str.isspace, texts)):
-        return np.ones(len(texts), dtype=bool)
-    return np.array([isinstance(text, str) and bool(text.strip()) for text in texts], dtype=bool)
+def _mark(raw: _RawRows, vectors: Vectors, place: int) -> str:
+    """Return a hash of one row, by which it is found again."""
+    words = f"{raw.ids[place]}\0{raw.texts[place]}".encode("utf-8", "surrogatepass")
+    return blake2b(words + vectors[place].tobytes(), digest_size=16).hexdigest()
 
 
-def _part(batch: _RowBatch, places: slice | _Places) -> _RowBatch:
-    if isinstance(places, slice):
-        return _RowBatch(ids=batch.ids[places], texts=batch.texts[places], vectors=batch.vectors[places])
+def _all_readable(texts: Sequence[Any]) -> bool:
+    """Whether all texts are strings with something in them."""
+    return set(map(type, texts)) <= {str} and all(texts) and not any(map(str.isspace, texts))
+
+
+def _all_usable(vectors: Vectors) -> bool:
+    """Whether no vector is zero or has NaN or infinity; False also where only a closer look can tell."""
+    flat = vectors.ravel()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(flat, flat)) and vectors[:, :_LOOKED_AT].any(axis=1).all())
+
+
+@cache
+def _factors(count: int) -> NDArray[np.uint64]:
+    """The odd factors of a hash of `count` words."""
+    return np.random.default_rng(0).integers(1 << 63, size=count, dtype=np.uint64) * 2 + 1
+
+
+def _part(batch: _RowBatch, places: _Places) -> _RowBatch:
+    ids, texts = batch.ids, batch.texts
     return _RowBatch(
-        ids=tuple(batch.ids[place] for place in places),
-        texts=tuple(batch.texts[place] for place in places),
+        texts=tuple(texts[place] for place in places),
         vectors=batch.vectors[places],
+        raw_ids=[ids[place] for place in places],
     )
 
 
@@ -343,7 +403,9 @@ def _text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
         return (usual or list(there))[0]
     if not there:
         raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
-    raise BadInput(f"{where} may hold texts in several columns; name one with --texts: {_listed(there)}")
+    raise BadInput(
+        f"{where} may hold texts in several columns; name one with --text-column: {_listed(there)}"
+    )
 
 
 def _one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:

@@ -88,15 +88,15 @@ class _SqliteVecReader(_RowReader):
         if wanted is None and len(named) > 1:
             usual = _text_column([others[one][1] for one in named], None, where)
             named = [one for one in named if others[one][1] == usual]
-        name = _one_of(named, None, "column of texts", where, "--texts")
+        name = _one_of(named, None, "column of texts", where, "--text-column")
         table, column = map(_quoted, others[name])
         self._join, self._text = f" LEFT JOIN {table} t ON t.rowid = v.rowid", f"t.{column}"
 
     def _count(self) -> int:
         return int(self._one(f"SELECT count(*) FROM {self._table}"))
 
-    def _scan(self) -> Iterator[_RawRows]:
-        rows = self._database.execute(self._query)
+    def _scan(self, first: int) -> Iterator[_RawRows]:
+        rows = self._database.execute(f"{self._query} LIMIT -1 OFFSET {first}" if first else self._query)
         while some := [row for _, row in zip(range(_BATCH_ROWS), rows, strict=False)]:
             yield self._raw(some)
 

@@ -35,6 +35,7 @@ Heal = Literal["closed-form", "none"]
 """Whether the weights that a cut leaves are fitted to the uncut model."""
 Healing = Literal["closed-form", "if possible", "none"]
 """The same in a plan: by default a cut is healed if there are enough texts."""
+ACCUMULATE_HELP = "Batches per optimizer step, whose gradients are averaged: large steps in little memory."
 COMPILE_HELP = "Compile the layers first: takes up to a minute, then steps are faster on a GPU."
 HEAL_HELP = "Fit what is left to the uncut model by least squares. Default: closed-form, if there are texts."
 KEEP_ZEROS_HELP = "Keep zero weights zero. Default: if many are zero, as after pruning."
@@ -84,6 +85,8 @@ class Context:
     """Whether only the sizes of the result matter."""
     deadline: float = math.inf
     """The time (`time.monotonic`) at which a training must end."""
+    later: tuple[Options, ...] = ()
+    """The options of the methods that follow, for a method that `looks_ahead`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,7 @@ _P = TypeVar("_P", bound=Plan)
 
 
 def never(_options: Any) -> bool:
-    """Return False: the default of `Method.enters_space`."""
+    """Return False: the default of `Method.enters_space` and `Method.looks_ahead`."""
     return False
 
 
@@ -144,6 +147,8 @@ class Method(Generic[_O, _P]):
     All other methods that return vectors change them, and must come before it."""
     reads: Callable[[_O], tuple[str, ...]] = lambda _: ()
     """Files, folders or model names, other than the model and the texts, that its result depends on."""
+    looks_ahead: Callable[[_O], bool] = never
+    """Whether its plan, with these options, depends on the methods that follow in the recipe."""
     gives_vectors: bool = True
     """Whether its result returns vectors for search; no method can follow one that returns something else."""
 

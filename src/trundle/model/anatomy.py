@@ -274,8 +274,11 @@ def family_of(model_type: str) -> _Family:
     """Return the row of a `config.model_type`; the error for an unknown one says what a row needs."""
     if model_type not in _BY_MODEL_TYPE:
         known = ", ".join(sorted(_BY_MODEL_TYPE))
-        fix = f"add a Family to trundle/model/anatomy.py, or use one of {known}"
-        raise UnknownFamily(f"trundle has no row for model type {model_type!r}; {fix}")
+        use = "it can still teach (--teacher) and be trained as it is (trundle align)"
+        raise UnknownFamily(
+            f"trundle can't cut models of type {model_type!r}, only {known}; {use}, or add its row to "
+            "trundle/model/anatomy.py"
+        )
     return _BY_MODEL_TYPE[model_type]
 
 

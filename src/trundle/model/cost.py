@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from sentence_transformers import SentenceTransformer
 from torch import nn
+from transformers import PreTrainedModel
 
-from trundle.model.anatomy import Conv1D, _Part, _Table
+from trundle.model.anatomy import _BY_MODEL_TYPE, Conv1D, _Part, _Table
 from trundle.model.heads import _modules_without_head
 from trundle.model.layout import Layout, _shrunk, layout_of
 from trundle.model.matrices import BLOCK, fits_grid
@@ -116,7 +117,10 @@ def predict(
             # a linear map directly after the table is applied to the table
             width, new = dense[1], []
         return _static_cost(table.num_embeddings, width, itemsize, [*_head_tensors(body), *new], length)
-    before = layout_of(transformer_of(model).model)
+    backbone = transformer_of(model).model
+    if backbone.config.model_type not in _BY_MODEL_TYPE and (blocks, hidden, head, mlp, vocab) == (None,) * 5:
+        return _uncut_cost(backbone, [*_head_tensors(body), *new], length)
+    before = layout_of(backbone)
     after = _shrunk(before, blocks=blocks, hidden=hidden, head=head, mlp=mlp, vocab=vocab)
     heads = _narrowed(_head_tensors(body), before.sizes["hidden"], after.sizes["hidden"])
     return _layout_cost(after, [*heads, *new], length)
@@ -185,6 +189,33 @@ def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
     ]
     between_tokens: tuple[_Part, float] = ("attention", 4.0 * length * layout.sizes["q"] * layout.layers)
     return _cost([*backbone, *heads], between_tokens, layout.layers, layout.sizes["hidden"], length)
+
+
+_PART_WORDS: dict[str, _Part] = {
+    "embed": "embeddings",
+    "pooler": "pooler",
+    "norm": "norm",
+    "att": "attention",
+}
+
+
+def _uncut_cost(backbone: PreTrainedModel, heads: Sequence[_Tensor], length: int) -> Cost:
+    """The cost of a model without a row in the anatomy, whose parts are guessed by the weights' names."""
+    tables = {name for name, module in backbone.named_modules() if isinstance(module, nn.Embedding)}
+    words = _PART_WORDS.items()
+    tensors = [
+        _Tensor(
+            0,
+            name,
+            tuple(weight.shape),
+            weight.element_size(),
+            next((part for word, part in words if word in name.lower()), "mlp"),
+            looked_up=name.rpartition(".")[0] in tables,
+        )
+        for name, weight in backbone.named_parameters()
+    ]
+    layers, width = int(backbone.config.num_hidden_layers), int(backbone.config.hidden_size)
+    return _cost([*tensors, *heads], ("attention", 4.0 * length * width * layers), layers, width, length)
 
 
 def _static_cost(rows: int, width: int, itemsize: int, heads: Sequence[_Tensor], length: int) -> Cost:

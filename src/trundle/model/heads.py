@@ -75,17 +75,6 @@ def with_new_head(
     return with_linear_head(model, linear.weight.numpy(), linear.bias.numpy(), normalise=normalise)
 
 
-def with_mean_pooling(model: SentenceTransformer) -> SentenceTransformer:
-    """Return the model with mean pooling."""
-    modules = [
-        Pooling(module.embedding_dimension, pooling_mode="mean", include_prompt=module.include_prompt)
-        if isinstance(module, Pooling)
-        else module
-        for module in model
-    ]
-    return with_modules(model, modules)
-
-
 def with_prompts(
     model: SentenceTransformer, prompts: Mapping[str, str | None], default: str | None
 ) -> SentenceTransformer:
@@ -155,7 +144,7 @@ def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransform
     return with_modules(model, [twin, *list(model)[1:]])
 
 
-_PoolingMode = Literal["mean", "weightedmean", "last", "cls"]
+_PoolingMode = Literal["mean", "weightedmean", "last", "cls", "max"]
 
 
 def with_pooling(
@@ -167,9 +156,12 @@ def with_pooling(
     """
     modules = list(model)
     places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
-    if len(places) != 1 or (mode is not None and not isinstance(modules[places[0]].pooling_mode, str)):
-        raise BadModel("the model does not have a single pooling mode to change; use pooling: keep")
+    if len(places) != 1:
+        raise BadModel("the model does not have a single pooling module to change; use pooling: keep")
     old = modules[places[0]]
+    followed = any(isinstance(module, Dense) for module in modules[places[0] :])
+    if mode is not None and not isinstance(old.pooling_mode, str) and followed:
+        raise BadModel("the model's linear layer needs vectors pooled in several ways; use pooling: keep")
     modules[places[0]] = Pooling(
         old.embedding_dimension,
         old.pooling_mode if mode is None else "lasttoken" if mode == "last" else mode,

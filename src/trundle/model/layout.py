@@ -14,7 +14,17 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import _Axes, _axes_of, _Family, _Member, _Part, _Table, family_of, terms
+from trundle.model.anatomy import (
+    _BY_MODEL_TYPE,
+    _Axes,
+    _axes_of,
+    _Family,
+    _Member,
+    _Part,
+    _Table,
+    family_of,
+    terms,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +94,8 @@ def _with_attention_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def token_limit(backbone: PreTrainedModel) -> int | None:
     """Return the most tokens the model has positions for; None if it has no table of positions."""
+    if backbone.config.model_type not in _BY_MODEL_TYPE:
+        return getattr(backbone.config, "max_position_embeddings", None)
     layout = layout_of(backbone)
     positions = layout.sizes.get("position")
     if positions is None or not layout.family.positions_after_pad:

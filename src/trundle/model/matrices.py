@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from trundle.errors import ImpossibleCut
-from trundle.model.anatomy import Conv1D, terms
+from trundle.model.anatomy import _BY_MODEL_TYPE, Conv1D, terms
 from trundle.model.layout import Layout, layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
@@ -85,10 +86,15 @@ def _has_bias(backbone: nn.Module, matrix: Matrix) -> bool:
 
 
 def block_weights(model: SentenceTransformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield every matrix of attention and MLP inside the blocks, by module name; none for a static model."""
+    """Yield every matrix of attention and MLP inside the blocks, by module name.
+
+    A static model and a model of an unknown family, which can't be pruned, have none.
+    """
     if static_table(model) is not None:
         return
     backbone = transformer_of(model).model
+    if backbone.config.model_type not in _BY_MODEL_TYPE:
+        return
     for matrix in prunable(layout_of(backbone), attention=True):
         yield matrix.name, backbone.get_parameter(matrix.parameter)
 
@@ -185,9 +191,10 @@ def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
 
 def token_rows(model: SentenceTransformer) -> int:
     """Return the number of rows of the token table."""
-    if (table := static_table(model)) is not None:
-        return int(table.num_embeddings)
-    return layout_of(transformer_of(model).model).sizes["vocab"]
+    if (static := static_table(model)) is not None:
+        return int(static.num_embeddings)
+    table = transformer_of(model).model.get_input_embeddings()
+    return len(cast("Tensor", table.weight))
 
 
 def grid_scales(model: SentenceTransformer) -> list[Tensor]:

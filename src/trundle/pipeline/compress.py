@@ -23,7 +23,7 @@ from trundle.model.save import save
 from trundle.model.surgery import with_modules
 from trundle.model.token_map import has_token_map
 from trundle.pipeline.pair import _model_card, _save_pair, pair_folder
-from trundle.pipeline.run import Request, Run, _MethodRun, _Sibling, _Stage, _stages
+from trundle.pipeline.run import Request, Run, _MethodRun, _options_after, _Sibling, _Stage, _stages
 from trundle.progress import is_first, process_count
 from trundle.recipe import Call, Recipe
 from trundle.records import THE_ORIGINAL, Lineage, QualityScores, read_lineage
@@ -166,7 +166,8 @@ def _apply_all(request: Request, recipe: Recipe, context: Context) -> _Results:
     stages = _stages(recipe.calls, context)[:kept] if resumable and kept else []
     for number, call in enumerate(recipe.calls):
         stage = stages[number] if number < len(stages) else None
-        applied, step = _apply(call, made, request, context, stage, read=_read(request, recipe))
+        own = dataclasses.replace(context, later=_options_after(recipe.calls, number))
+        applied, step = _apply(call, made, request, own, stage, read=_read(request, recipe))
         if not step.applied and made.planned is None and step.after != cost(made.model):
             made.planned = step.after
         made.add(applied, step)

@@ -22,7 +22,7 @@ from trundle.data.corpus import Corpus
 from trundle.embedder import Embedder
 from trundle.evaluate.fidelity import MEASURED_TEXTS, Fidelity
 from trundle.folders import atomic_folder, remove_folder
-from trundle.methods.contract import AdditionalModel, Applied, Context, Plan
+from trundle.methods.contract import AdditionalModel, Applied, Context, Options, Plan
 from trundle.model.cost import Cost
 from trundle.model.load import load
 from trundle.model.save import model_digest
@@ -247,12 +247,21 @@ def _stages(calls: tuple[Call, ...], context: Context) -> list[_Stage]:
     facts = () if context.corpus is None else context.corpus.facts()
     led: list[Any] = [model_digest(context.original), str(facts), context.seed, context.pair, str(versions())]
     found = []
-    for call in calls:
+    for number, call in enumerate(calls):
         read = [file_state(name) for name in call.method.reads(call.options)]
-        led = [*led, call.method.name, call.options.model_dump(mode="json"), read]
+        later = [options.model_dump(mode="json") for options in _options_after(calls, number)]
+        led = [*led, call.method.name, call.options.model_dump(mode="json"), read, *later]
         folder = cache_entry("steps", *led, root=context.cache)
         found.append(_Stage(folder=folder, call=call, context=context))
     return found
+
+
+def _options_after(calls: tuple[Call, ...], number: int) -> tuple[Options, ...]:
+    """The options of the calls after this one, if its method looks ahead."""
+    call = calls[number]
+    if not call.method.looks_ahead(call.options):
+        return ()
+    return tuple(after.options for after in calls[number + 1 :])
 
 
 def _write(made: AdditionalModel, folder: Path) -> None:

@@ -67,12 +67,6 @@ def _open_teacher(spec: TeacherSpec) -> Teacher:
     return open_teacher(spec.model, trust_remote_code=spec.trust_remote_code)
 
 
-def absolute_name(model: str) -> str:
-    """Return a folder as its absolute path, so that workers find it; a hub name is unchanged."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else model
-
-
 def build_local(
     sources: Sequence[str],
     spec: TeacherSpec,

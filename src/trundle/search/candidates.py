@@ -23,7 +23,7 @@ from trundle.model.static import static_shape
 from trundle.model.surgery import transformer_of
 from trundle.model.token_map import has_token_map, read_vocabulary
 from trundle.precision import Precision, graph_format
-from trundle.search.budget import _Budget
+from trundle.search.limits import _Budget
 
 _Coverage = Callable[[int], float]
 """Maps a number of tokens to the share of the texts that the most frequent ones cover."""

@@ -46,8 +46,8 @@ from trundle.precision import Precision, graph_format
 from trundle.progress import SILENT, Progress
 from trundle.records import versions
 from trundle.runtime.encoder import Encoder
-from trundle.search.budget import _Budget
 from trundle.search.candidates import _Candidate, _Coverage, _edge, _list_candidates, _smallest
+from trundle.search.limits import _Budget
 
 _ROUNDS, _SECONDS = 5, 0.3
 _UNDISTURBED = 0.9
@@ -233,14 +233,14 @@ class _Prospects:
     def makes_graphs(self) -> bool:
         """Whether the packages for graphs are installed."""
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
-            self.progress.say("int8 graphs and speeds need the extra export: pip install 'trundle[export]'")
+            self.progress.say("int8 graphs and speeds need more packages: pip install 'trundle[compress]'")
             return False
         return True
 
     def speeds(self) -> dict[tuple[str, Precision], _Speed]:
         """Measures int8 and float graphs of each base, for a budget in milliseconds."""
         if not self.makes_graphs:
-            raise MissingExtra("a budget in milliseconds", "export")
+            raise MissingExtra("a budget in milliseconds", "compress")
         wanted: tuple[Precision, ...] = ("float32", "int8")
         found = {
             (base, precision): _measure_speed(model, precision, progress=self.progress)

@@ -37,14 +37,14 @@ from trundle.search.budget import (
     _ENOUGH_TEXTS,
     _LABELLING,
     _NOTHING_TO_LEARN,
+    _SHORTEST_GPU_TRAINING,
     _SHORTEST_TRIAL,
     _TRYING,
-    _Budget,
-    _parse_budget,
     _plan_time,
     _time_left,
 )
 from trundle.search.candidates import _Candidate
+from trundle.search.limits import _Budget, parse_budget
 from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
 from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
@@ -60,6 +60,8 @@ from trundle.search.trials import (
 )
 
 _CALIBRATION_TEXTS = 400
+_FEWEST = 200
+"""The fewest texts of which some can be held out for training, calibration and the comparison."""
 
 
 def _ship(
@@ -142,9 +144,11 @@ def compress_to_budget(
     request = replace(request, progress=watch)
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
-    _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
-    training = _find_training_source(request, teacher_options or TeacherOptions(), students, minutes=minutes)
-    _parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
+    options = teacher_options or TeacherOptions()
+    read = [name for name in (request.name, *students, options.index, options.queries) if name]
+    _check_outputs(request, read, own=request.target is not None and _any_wrote(request.target))
+    training = _find_training_source(request, options, students, minutes=minutes)
+    _check_budget_and_texts(budget, training)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
@@ -153,8 +157,8 @@ def compress_to_budget(
     request = replace(request, source=training.name, corpus=training.corpus, kept=training.opened())
     prospects = replace(training.prospects(bases, progress), fast=fast)
     before = None if training.owner is None else cost(bases[training.owner])
-    limits = _parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
-    speeds = {} if limits.milliseconds is None else prospects.speeds()
+    limits = parse_budget(budget, whole_bytes=None if before is None else before.file_bytes)
+    speeds = _speeds(prospects, limits, before)
     with watch.task("choosing candidates", None):
         planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
@@ -175,7 +179,7 @@ def compress_to_budget(
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
-        _check_outputs(request, students, own=resumes)
+        _check_outputs(request, read, own=resumes)
         if request.fresh:
             shutil.rmtree(work, ignore_errors=True)
         if not untouched:
@@ -201,14 +205,32 @@ def compress_to_budget(
         return _checked(outcome, training, request)
 
 
-def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
-    """Rejects an output that exists, unless it may be replaced or is this search's `own`."""
+def _check_budget_and_texts(budget: Sequence[str], training: _TrainingSource) -> None:
+    """Rejects a budget that can't be parsed, and too few texts: no part of them could be held out."""
+    parse_budget(budget, whole_bytes=None if training.owner is None else 1)
+    count = _FEWEST if training.corpus is None else sum(int(f["texts"]) for f in training.corpus.facts())
+    if count < _FEWEST:
+        raise BadInput(f"{count:,} texts are too few to learn from; pass at least {_FEWEST:,}")
+
+
+def _speeds(
+    prospects: _Prospects, limits: _Budget, before: Cost | None
+) -> dict[tuple[str, Precision], _Speed]:
+    """Times graphs if the budget limits the time of a query and its other limits can be met."""
+    if limits.milliseconds is None:
+        return {}
+    if limits != _Budget(milliseconds=limits.milliseconds):
+        prospects.promising(replace(limits, milliseconds=None), {}, before=before)
+    return prospects.speeds()
+
+
+def _check_outputs(request: Request, read: Sequence[str], *, own: bool) -> None:
+    """Rejects an output that is `read`, or that exists unless it may be replaced or is the search's `own`."""
     if request.target is None:
         return
     files = () if request.corpus is None else request.corpus.files
     for folder in (request.target, *([pair_folder(request.target)] if request.pair else [])):
-        read = [name for name in (request.name, *students, *files) if name]
-        check_free(folder, replace=request.replace or own, read=read)
+        check_free(folder, replace=request.replace or own, read=[*read, *files])
 
 
 def _planned(
@@ -245,7 +267,9 @@ def _timed(
         near=first.in_space,
         work=1.0 if before is None else first.cost.flops_per_token / before.flops_per_token,
     )
-    shortest = _SHORTEST_TRIAL if times.trains else 0.0
+    shortest = 0.0
+    if times.trains:
+        shortest = _SHORTEST_GPU_TRAINING if torch.cuda.is_available() else _SHORTEST_TRIAL
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")

@@ -27,8 +27,9 @@ from trundle.pipeline.run import Request, Run
 from trundle.progress import SILENT, Stopwatch
 from trundle.recipe import Recipe, make_recipe
 from trundle.records import LINEAGE_FILE, CandidateRecord, PlanningRecord, TrialRecord, read_lineage
-from trundle.search.budget import _Budget, _Timetable
+from trundle.search.budget import _Timetable
 from trundle.search.candidates import _Candidate
+from trundle.search.limits import _Budget
 
 _REFUSED = "refused: "
 """Starts the outcome of a candidate that a method rejected; the method's error follows."""

@@ -1,8 +1,8 @@
 """A teacher behind an OpenAI-style embeddings endpoint.
 
-Texts are sent in batches; failed requests are retried with growing delays, and every response is validated.
-The API key is read from the environment for each request and never stored, so no record, log or traceback
-can show it.
+Texts are sent in batches; failed requests are retried with growing delays and the same `Idempotency-Key`, and
+every response is validated. The API key is read from the environment for each request and never stored, so no
+record, log or traceback can show it.
 
 No text is sent, and paid for, twice: one SQLite file for each endpoint, model and width keeps the hash of
 each text and its vector. Every response is committed before the next request, so a killed process loses at
@@ -105,9 +105,10 @@ class _Poster:
         # The client's timeout covers one read; the deadline stops a server that keeps sending a few bytes.
         deadline = time.monotonic() + self.timeout
         content = bytearray()
+        headers = {"Idempotency-Key": blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()}
         try:
             with self._client.stream(
-                "POST", self.url, content=body, auth=self._authorise, timeout=self.timeout
+                "POST", self.url, content=body, headers=headers, auth=self._authorise, timeout=self.timeout
             ) as response:
                 self._answered.set()
                 if not response.is_success:

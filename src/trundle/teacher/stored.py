@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -161,8 +162,11 @@ class IndexRows:
     def targets(
         self, folder: str | Path, *, shard_size: int = SHARD_SIZE, progress: Progress = SILENT
     ) -> Targets:
-        """Read the rows into a store; one that is complete is not read again, an interrupted one resumes."""
-        path = Path(folder)
+        """Read the rows into a store and close the index; a complete store is not read again."""
+        with closing(self.reader):
+            return self._targets(Path(folder), shard_size, progress)
+
+    def _targets(self, path: Path, shard_size: int, progress: Progress) -> Targets:
         if self.fresh:
             shutil.rmtree(path, ignore_errors=True)
         if (found := find_targets(path)) is not None:

@@ -127,13 +127,17 @@ class Targets:
         pairs = zip(self.texts(positions), self.kinds(positions), strict=True)
         return [Text(text=text, kind=kind) for text, kind in pairs]
 
+    def part(self, positions: ArrayLike) -> Targets:
+        """Return the texts at these positions, numbered from 0."""
+        return _TargetsPart(self, np.asarray(positions, dtype=np.int64))
+
     def split(self, held_out: int, *, seed: int) -> tuple[Targets, Targets | None]:
         """Return a training and a validation part; the latter has `held_out` texts, at most a tenth."""
         count = min(held_out, len(self) // 10)
         if not count:
             return self, None
         order = np.random.default_rng(seed).permutation(len(self))
-        return _TargetsPart(self, np.sort(order[count:])), _TargetsPart(self, np.sort(order[:count]))
+        return self.part(np.sort(order[count:])), self.part(np.sort(order[:count]))
 
     def _checked(self, positions: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(positions, dtype=np.int64).reshape(-1)

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trundle.errors import BadInput
-from trundle.model.anatomy import family_of
+from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.encode import _without_key_values
 from trundle.model.matrices import block_weights, is_pruned
 
@@ -78,7 +78,8 @@ def check_compiler() -> None:
 
 
 def _blocks(backbone: PreTrainedModel) -> list[nn.Module]:
-    return list(backbone.get_submodule(family_of(backbone.config.model_type).blocks).children())
+    family = _BY_MODEL_TYPE.get(backbone.config.model_type)
+    return [] if family is None else list(backbone.get_submodule(family.blocks).children())
 
 
 _PRUNED_SHARE = 0.15

@@ -49,7 +49,13 @@ class _GraphTrainer(_Trainer[_B]):
     """Makes the steps of `_Trainer` with batches of positions that are gathered on the device."""
 
     def __init__(
-        self, model: nn.Module, losses: Sequence[_Loss[_B]], batches: Batches[_B], **settings: Any
+        self,
+        model: nn.Module,
+        losses: Sequence[_Loss[_B]],
+        batches: Batches[_B],
+        *,
+        accumulate: int = 1,
+        **settings: Any,
     ) -> None:
         assert batches.gather is not None
         assert isinstance(batches.order, ByBucket)
@@ -57,6 +63,7 @@ class _GraphTrainer(_Trainer[_B]):
         self._module.caches_casts = False  # every replay must cast the weights again
         self._gather, self._order = batches.gather, batches.order
         self._texts = batches.order.batch_size // self.processes
+        self._accumulate = accumulate
         self._restored: Mapping[str, Any] | None = None
         self._made, self._unread = 0, 0
         numbers = torch.zeros(2, dtype=torch.float32, device=self.device)
@@ -99,7 +106,7 @@ class _GraphTrainer(_Trainer[_B]):
         positions = torch.from_numpy(self._order.batch(0)[:size].copy()).to(self.device)
         # With padding, as transformers does not check in a capture whether a mask is needed.
         positions[0] = self._order.shortest
-        share = size / self._texts
+        share = size / self._texts / self._accumulate
 
         def run() -> None:
             with self.computing():
@@ -184,17 +191,17 @@ class _GraphTrainer(_Trainer[_B]):
         part = (self._order.width(number), positions.pin_memory() if self.on_gpu else positions)
         return _LoadedPart(part=part, weight=1.0, texts=self._order.batch_size)
 
-    def step(self, loaded: _LoadedPart[Any], rate: float) -> None:
+    def step(self, loaded: Sequence[_LoadedPart[Any]], rate: float) -> None:
         """Makes one optimizer step; the host waits only when it is far ahead."""
-        width, positions = loaded.part
-        part = self._parts[width]
         if self.model.training is not self._dropout:  # after a validation; a graph has kept the mode
             self._module.train(self._dropout)
         self._rate.fill_(rate)
         with nullcontext() if self.on_gpu else sound_gradients():
-            for piece in positions.view(-1, len(part.positions)):
-                part.positions.copy_(piece, non_blocking=True)
-                part.replay()
+            for width, positions in (one.part for one in loaded):
+                part = self._parts[width]
+                for piece in positions.view(-1, len(part.positions)):
+                    part.positions.copy_(piece, non_blocking=True)
+                    part.replay()
         if self.processes > 1:
             self._average_gradients()
         self._update()

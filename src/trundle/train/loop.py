@@ -77,6 +77,8 @@ class TrainSettings:
 
     steps: int | None = None
     minutes: float | None = None
+    accumulate: int = 1
+    """Batches per step; their gradients are averaged."""
     learning_rate: float = 1e-4
     warmup: int = 0
     weight_decay: float = 0.01
@@ -152,7 +154,7 @@ def train(
     if task.batches.gather is None:
         trainer = plain()
     else:
-        trainer = _GraphTrainer(model, task.losses, task.batches, **options)
+        trainer = _GraphTrainer(model, task.losses, task.batches, accumulate=settings.accumulate, **options)
     run = _TrainingRun(
         started=clock(),
         deadline=deadline,
@@ -229,7 +231,8 @@ class _TrainingRun(Generic[_B]):
         self.saved = self.written
         by_clock = settings.steps is None
         total = math.ceil(60 * (settings.minutes or 0)) if by_clock else settings.steps
-        with _Prefetcher(self._load, start=state.step) as batches, self.progress.task(name, total) as advance:
+        start = state.step * settings.accumulate
+        with _Prefetcher(self._load, start=start) as batches, self.progress.task(name, total) as advance:
             if state.step == 0 and self.held_out:
                 self._write_down(self._validate())
                 if settings.far_loss is not None:
@@ -239,7 +242,7 @@ class _TrainingRun(Generic[_B]):
             while self._ended() is None:
                 if settings.minutes is not None:
                     self._fit(settings.minutes * 60)
-                self._step(batches.take())
+                self._step([batches.take() for _ in range(settings.accumulate)])
                 last = state.step >= state.steps
                 validate = self.held_out and (last or self._is_due())
                 record = last or validate or state.step % settings.record_every == 0
@@ -296,13 +299,13 @@ class _TrainingRun(Generic[_B]):
     def _load(self, number: int) -> _LoadedPart[_B]:
         return self.trainer.load(self.task.batches, number)
 
-    def _step(self, loaded: _LoadedPart[_B]) -> None:
+    def _step(self, loaded: Sequence[_LoadedPart[_B]]) -> None:
         state, warmup = self.state, self.settings.warmup
         peak = state.rate_share * self.settings.learning_rate
         self.rate = _learning_rate(state.step, state.steps, peak=peak, warmup=warmup, schedule=self.schedule)
         self.trainer.step(loaded, self.rate)
         self.state.step += 1
-        self.texts += loaded.texts
+        self.texts += sum(part.texts for part in loaded)
 
     def _fit(self, budget: float) -> None:
         """Sets the number of steps to what the time allows, so that the learning rate still ends low."""
@@ -343,7 +346,7 @@ class _TrainingRun(Generic[_B]):
         stepping = now - self.written - (self.validation_seconds if found else 0.0)
         record = TrainingRecord(
             step=state.step,
-            epoch=state.step / self.task.batches.order.per_epoch,
+            epoch=state.step * self.settings.accumulate / self.task.batches.order.per_epoch,
             loss=state.loss if state.step else None,
             lr=self.rate if state.step else None,
             seconds=now,

@@ -114,29 +114,36 @@ class _Trainer(Generic[_B]):
             mine = mine[self.rank :: self.processes]
         return [(batches.load(texts), len(texts)) for texts in map(batches.order.batch, mine)]
 
-    def step(self, loaded: _LoadedPart[_B], rate: float) -> None:
-        """Makes one optimizer step without waiting for the device: losses are read later, many at once."""
+    def step(self, loaded: Sequence[_LoadedPart[_B]], rate: float) -> None:
+        """Makes one optimizer step with the mean gradient of these batches.
+
+        It does not wait for the device: losses are read later, many at once.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         if self.model.training is not self._dropout:
             self._module.train(self._dropout)
         torch.clear_autocast_cache()  # inside a caller's autocast it would hold the weights of the last step
         with sound_gradients(), self.computing():
-            on_device = send_to_device(loaded.part, self.device, non_blocking=True)
-            losses = self._gradients(on_device, loaded.weight)
+            losses = self._gradients(loaded)
         if self._clip_norm is not None:
             self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
 
-    def _gradients(self, batch: _B, weight: float) -> list[Tensor]:
-        """Computes gradients in as few parts as memory allows; returns losses that add up to the batch's."""
+    def _gradients(self, loaded: Sequence[_LoadedPart[_B]]) -> list[Tensor]:
+        """Computes gradients in as few parts as memory allows; returns losses that add up to the step's."""
         splitter = self._splitter
         while True:
-            parts = [(batch, 1.0)] if splitter is None else splitter.parts(batch)
+            losses = []
             try:
-                return [loss for part, share in parts for loss in self._backward(part, weight * share)]
+                for number, one in enumerate(loaded, start=1):
+                    batch = send_to_device(one.part, self.device, non_blocking=True)
+                    weight, last = one.weight / len(loaded), number == len(loaded)
+                    for part, share in [(batch, 1.0)] if splitter is None else splitter.parts(batch):
+                        losses += self._backward(part, weight * share, last=last)
+                return losses
             except torch.OutOfMemoryError:
                 if splitter is None or not splitter.lower_limit(batch):
                     raise
@@ -145,11 +152,12 @@ class _Trainer(Generic[_B]):
             torch.clear_autocast_cache()
             free_gpu_memory()
 
-    def _backward(self, part: _B, weight: float) -> list[Tensor]:
+    def _backward(self, part: _B, weight: float, *, last: bool) -> list[Tensor]:
+        """Adds to the gradients; processes synchronise in the last backward pass of a step."""
         losses = []
         for number in self._numbers:
-            last = number == self._numbers[-1]
-            with nullcontext() if last else self._accelerator.no_sync(self._parallel):
+            syncs = last and number == self._numbers[-1]
+            with nullcontext() if syncs else self._accelerator.no_sync(self._parallel):
                 loss = self._parallel(part, number) * weight
                 if loss.requires_grad:
                     self._accelerator.backward(loss)

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainSerializer
 
 from trundle.methods.contract import (
+    ACCUMULATE_HELP,
     COMPILE_HELP,
     KEEP_ZEROS_HELP,
     MINUTES_HELP,
@@ -60,6 +61,7 @@ class AlignOptions(Options):
         1.0, gt=0, allow_inf_nan=False, description="How often queries are sampled, relative to others."
     )
     batch_size: int = Field(32, ge=1, description="Texts per step; small batches work best.")
+    accumulate: int = Field(1, ge=1, description=ACCUMULATE_HELP)
     learning_rate: float | None = Field(
         None,
         gt=0,
@@ -68,11 +70,12 @@ class AlignOptions(Options):
         "model starts close to its teacher.",
     )
     warmup: int = Field(0, ge=0, description="Warm-up steps of the learning rate.")
-    schedule: Literal["auto", "leaf", "cosine"] = Field(
-        "auto", description="Learning rate: LEAF's three cycles, or one cosine. auto: cosine with --minutes."
+    schedule: Literal["auto", "leaf", "linear", "cosine", "constant"] = Field(
+        "auto",
+        description="Learning rate: LEAF's cycles, one decrease, or none. auto: cosine with --minutes.",
     )
     last_rate: float | None = Field(
-        None, ge=0, le=1, description="The last rate as a share of the peak. Default: leaf 0.1, cosine 0.02."
+        None, ge=0, le=1, description="The last rate as a share of the peak. Default: 0.1, for cosine 0.02."
     )
     max_length: int | None = Field(
         None, ge=2, description="Most tokens per text. Default: as many as the teacher, if the model can."
@@ -81,7 +84,9 @@ class AlignOptions(Options):
         "ridge", description="Linear layer: ridge regression, random, or none."
     )
     start_texts: int | None = Field(None, ge=10, description="Most texts for the ridge start. Default: 8192.")
-    pooling: Literal["keep", "mean"] = Field("keep", description="The student's pooling: its own, or mean.")
+    pooling: Literal["keep", "mean", "cls", "max", "last"] = Field(
+        "keep", description="The student's pooling; last adds an end token to every text."
+    )
     dropout: bool = Field(False, description="Train with the model's dropout.")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
     compile: bool | None = Field(None, description=COMPILE_HELP + " Default: in long runs on a GPU.")

@@ -44,7 +44,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks
 from trundle.train.loop import TrainingTask, TrainSettings
-from trundle.train.trainer import Schedule, cosine, leaf_cycles, precision_for
+from trundle.train.trainer import Schedule, cosine, leaf_cycles, linear, precision_for
 
 _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "cosine": "cosine",
@@ -52,7 +52,7 @@ _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "l2": "euclidean",
 }
 """What sentence-transformers calls the metric of an index."""
-_LAST_RATES = {"leaf": 0.1, "cosine": 0.02}
+_LAST_RATES = {"leaf": 0.1, "linear": 0.1, "cosine": 0.02}
 _COMPILED_MINUTES = 3.0
 """A run on a GPU of at least this many minutes compiles the layers unless told otherwise."""
 _VALIDATIONS = 20
@@ -73,6 +73,10 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         raise BadInput("align trains on texts; pass them with --data")
     if context.corpus is not None and teacher.brings_texts:
         raise BadInput("a table or store of vectors contains its texts; leave --data out")
+    if options.augment and teacher.brings_texts:
+        raise BadInput(
+            "a table or store has no vectors for new texts; leave augment out, or pass a model as teacher"
+        )
     if context.pair and teacher.model is None:
         raise BadInput(f"--pair needs a model as teacher, not {teacher.name}; pass a model folder")
     if options.compile:
@@ -163,7 +167,7 @@ def _train(
     options, (targets, validation) = plan.options, vectors
     imitator = None
     if options.loss != "leaf" and teacher.model is not None:
-        imitator = _Imitator(options.loss, student, teacher.model)
+        imitator = _Imitator(options.loss, student, teacher.model, seed=context.seed)
     with context.progress.task("preparing the training data", None):
         task = make_align_task(
             student,
@@ -179,7 +183,7 @@ def _train(
         on_validation=_watch_margin(student, validation, context) if options.margin else None,
         computing=computing,
     )
-    per_epoch = task.batches.order.per_epoch
+    per_epoch = -(-task.batches.order.per_epoch // options.accumulate)
     settings = settings_for(
         options,
         per_epoch,
@@ -197,6 +201,7 @@ def _train(
             key=[*key, [part.folder.name for part in vectors if part is not None]],
             schedule=schedule_for(options, per_epoch),
             context=context,
+            module=None if imitator is None else imitator.trained,
             keep_zeros=options.keep_zeros,
         )
     if imitator is not None:
@@ -211,14 +216,16 @@ def _compiles(options: AlignOptions, task: TrainingTask[Any]) -> bool:
 
 
 def schedule_for(options: AlignOptions, per_epoch: int) -> Schedule:
-    """Returns the schedule of the learning rate: LEAF's cycles of epochs, or one cosine."""
+    """Returns the schedule of the learning rate."""
     name = options.schedule
     if name == "auto":
         name = "leaf" if options.minutes is None else "cosine"
+    if name == "constant":
+        return linear(end=1.0)
     end = _LAST_RATES[name] if options.last_rate is None else options.last_rate
-    return (
-        cosine(end=end) if name == "cosine" else leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
-    )
+    if name == "leaf":
+        return leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
+    return cosine(end=end) if name == "cosine" else linear(end=end)
 
 
 def _length_for(student: SentenceTransformer, wanted: int | None, teacher: Teacher) -> int | None:
@@ -238,7 +245,7 @@ def _length_for(student: SentenceTransformer, wanted: int | None, teacher: Teach
 
 
 def _pooled(model: SentenceTransformer, options: AlignOptions) -> SentenceTransformer:
-    return heads.with_mean_pooling(model) if options.pooling == "mean" else model
+    return model if options.pooling == "keep" else heads.with_pooling(model, options.pooling)
 
 
 def reopen(applied: Applied, plan: _AlignPlan, context: Context) -> Applied:
@@ -295,6 +302,7 @@ def settings_for(
     return TrainSettings(
         steps=steps,
         minutes=options.minutes,
+        accumulate=options.accumulate,
         learning_rate=options.learning_rate or default_rate,
         warmup=options.warmup,
         dropout=options.dropout,

@@ -72,17 +72,19 @@ def _tinybert(
     mask: Tensor,
     *,
     layers: Sequence[int],
+    widen: Callable[[Tensor], Tensor] = lambda state: state,
 ) -> Tensor:
     """TinyBERT: mean squared errors of hidden states and of scores before softmax, over the teacher's layers.
 
     States start with the embeddings, which are not compared (LEAF, equations 9 and 10). The student's layer
-    i + 1 imitates the teacher's layers[i], counted from 1.
+    i + 1 imitates the teacher's layers[i], counted from 1. `widen` maps the student's states into the
+    teacher's width (W in equation 9).
     """
     real = mask.bool()
     pairs = real[:, None, :, None] & real[:, None, None, :]
     loss = torch.zeros((), device=mask.device)
     for state, layer in zip(student_states[1:], layers, strict=True):
-        loss = loss + _squared_error("hidden states", state, teacher_states[layer], real[:, :, None])
+        loss = loss + _squared_error("hidden states", widen(state), teacher_states[layer], real[:, :, None])
     for scores, layer in zip(student_scores, layers, strict=True):
         loss = loss + _squared_error("attention heads", scores, teacher_scores[layer - 1], pairs)
     return loss / len(teacher_scores)
@@ -119,7 +121,7 @@ _Outputs = Mapping[str, Any]
 def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
     check_same_tokens(student, teacher, f"the loss {name}", "use loss: leaf")
     ours, theirs = (layout_of(transformer_of(model).model).sizes for model in (student, teacher))
-    needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("hidden", "heads")}
+    needed = {"distilbert": ("hidden",), "minilm": ("heads",), "tinybert": ("heads",)}
     words = {"hidden": "hidden width", "heads": "number of attention heads"}
     for axis in needed[name]:
         if ours[axis] != theirs[axis]:
@@ -130,10 +132,21 @@ def _check_imitation(name: _Imitation, student: SentenceTransformer, teacher: Se
 class _Imitator:
     """Runs the teacher on each batch that the student has encoded, and compares their inner states."""
 
-    def __init__(self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer) -> None:
+    def __init__(
+        self, name: _Imitation, student: SentenceTransformer, teacher: SentenceTransformer, *, seed: int = 0
+    ) -> None:
         _check_imitation(name, student, teacher)
         self._name, self._teacher = name, teacher
         self._ours, self._theirs = _Inside(student), _Inside(teacher)
+        self.trained: nn.Module = student
+        """What is trained: the student, together with TinyBERT's map if the widths differ."""
+        self._widen: nn.Module = nn.Identity()
+        ours, theirs = self._ours.hidden, self._theirs.hidden
+        if name == "tinybert" and ours != theirs:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                self._widen = nn.Linear(ours, theirs, bias=False).to(student.device)
+            self.trained = _WithMap(student, self._widen)
 
     def __call__(self, features: Mapping[str, Any], outputs: _Outputs) -> Tensor:
         mask, ours, theirs = features["attention_mask"], self._ours, self._theirs
@@ -144,11 +157,24 @@ class _Imitator:
         if self._name == "minilm":
             return _minilm(ours.heads(-1), theirs.heads(-1), mask)
         layers = _uniform_layers(ours.layers, theirs.layers)
-        return _tinybert(ours.states, theirs.states, ours.scores(), theirs.scores(), mask, layers=layers)
+        scores = ours.scores(), theirs.scores()
+        return _tinybert(ours.states, theirs.states, *scores, mask, layers=layers, widen=self._widen)
 
     def close(self) -> None:
         self._ours.close()
         self._theirs.close()
+
+
+class _WithMap(nn.Module):
+    """A student and the map of its hidden states, which are trained together."""
+
+    def __init__(self, student: SentenceTransformer, widen: nn.Module) -> None:
+        super().__init__()
+        self.student, self.widen = student, widen
+
+    def forward(self, features: dict[str, Any]) -> _Outputs:
+        outputs: _Outputs = self.student(features)
+        return outputs
 
 
 class _Inside:
@@ -157,7 +183,7 @@ class _Inside:
     def __init__(self, model: SentenceTransformer) -> None:
         backbone = transformer_of(model).model
         self._layout = layout_of(backbone)
-        self.layers = self._layout.layers
+        self.layers, self.hidden = self._layout.layers, self._layout.sizes["hidden"]
         self.states: list[Tensor] = []
         """The embeddings, then the output of each block."""
         self._projected: list[dict[str, Tensor]] = [{} for _ in range(self.layers)]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accelerate.utils import gather_object
+
 from trundle.cache import cache_entry, cache_key
 from trundle.data.sampling import augmented, sample
 from trundle.evaluate import fidelity
@@ -18,7 +20,7 @@ from trundle.progress import is_first, own_rank, process_count
 from trundle.records import CALIBRATION_FILE
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
-from trundle.teacher.targets import find_targets, open_share, open_targets, wait_for_targets
+from trundle.teacher.targets import find_targets, open_share, wait_for_targets
 from trundle.train.batches import gather_rows
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 RIDGE_TEXTS = 8192
 """Texts for the closed-form start; with `steps: 0` the teacher encodes no others."""
+_DRAWN = "by hash"
+"""How augmentations draw: vectors of pieces that were drawn in another way are not used again."""
 _VALIDATION_TEXTS = 128 * 32
 _FEWEST_VALIDATED, _VALIDATED_SHARE = 512, 8
 _CALIBRATION_TEXTS = 8192
@@ -49,16 +53,12 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
     sharded = options.by_rank and process_count() > 1
     if options.by_rank and not sharded:
         context.progress.say(_ALONE_BY_RANK)
-    if teacher.store is not None:
-        stored = _open_shard(teacher.store) if sharded else open_targets(teacher.store)
-        held_out = _VALIDATION_TEXTS
-        if stored.is_share:  # the same number in every process, however much their shards differ
-            smallest = stored.manifest.count // process_count()
-            held_out = min(_VALIDATION_TEXTS // process_count(), smallest // 10)
-        return (stored, None) if options.steps == 0 else stored.split(held_out, seed=context.seed)
-    if teacher.rows is not None:
-        stored = teacher.stored(cache=context.cache, progress=context.progress)
-        return (stored, None) if options.steps == 0 else stored.split(_VALIDATION_TEXTS, seed=context.seed)
+    if teacher.brings_texts:
+        if sharded and teacher.store is not None:
+            stored = _open_shard(teacher.store)
+        else:
+            stored = teacher.stored(cache=context.cache, progress=context.progress)
+        return _split_stored(stored, options, context.seed)
     assert context.corpus is not None
     corpus, names = context.corpus, _augmentations(options.augment)
     most = RIDGE_TEXTS if options.texts is None and options.steps == 0 else options.texts
@@ -67,7 +67,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
         chosen = corpus.distinct_train(most, context.seed)
         return augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
 
-    content = cache_key(corpus.facts(), most, names, context.seed)
+    content = cache_key(corpus.facts(), most, names and (*names, _DRAWN), context.seed)
     targets = _build(f"train {content}", training_texts, teacher, context)
     if sharded:
         targets = _open_shard(targets.folder)
@@ -78,6 +78,19 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
         context.progress.say(NOT_VALIDATED.format("texts"))
         return targets, None
     return targets, _build(f"validation {content}", lambda: held_out_texts, teacher, context)
+
+
+def _split_stored(stored: Targets, options: AlignOptions, seed: int) -> tuple[Targets, Targets | None]:
+    """Splits the vectors of a table or store, or `texts` of them, for training and validation."""
+    count = min(stored.manifest.count, options.texts or stored.manifest.count)
+    if count < stored.manifest.count:
+        stored = stored.part(_sampled(stored, count, seed))
+    if options.steps == 0:
+        return stored, None
+    held_out = _VALIDATION_TEXTS
+    if stored.is_share:  # the same number in every process, however much their shards differ
+        held_out = min(_VALIDATION_TEXTS, count // 10) // process_count()
+    return stored.split(held_out, seed=seed)
 
 
 def _build(label: str, texts: Callable[[], Iterable[Text]], teacher: Teacher, context: Context) -> Targets:
@@ -114,13 +127,12 @@ def _joined(targets: Targets, rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _counts(targets: Targets, validation: Targets | None) -> dict[str, int]:
     """The number of training and validation texts over all processes."""
-    training, validated = len(targets), 0 if validation is None else len(validation)
-    if validation is not None and validation.is_share:
-        validated *= process_count()
-    if targets.is_share:
-        split_off = validated if validation is not None and validation.is_share else 0
-        training = targets.manifest.count - split_off
-    return {"texts": training, "validation_texts": validated}
+
+    def total(part: Targets | None) -> int:
+        count = 0 if part is None else len(part)
+        return sum(gather_object([count])) if part is not None and part.is_share else count
+
+    return {"texts": total(targets), "validation_texts": total(validation)}
 
 
 def validation_count(texts: int | None) -> int:

@@ -19,6 +19,7 @@ from typing import Literal
 from pydantic import Field
 
 from trundle.methods.contract import (
+    ACCUMULATE_HELP,
     COMPILE_HELP,
     KEEP_ZEROS_HELP,
     LENGTH_HELP,
@@ -51,6 +52,7 @@ class ContrastOptions(Options):
     )
     negatives: int | None = Field(None, ge=0, description="Most hard negatives per query. Default: all.")
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
+    accumulate: int = Field(1, ge=1, description=ACCUMULATE_HELP)
     mini_batch: int | None = Field(
         None, ge=1, description="Texts in memory at once: less memory, but slower."
     )
@@ -103,13 +105,14 @@ class _ContrastPlan(Plan):
     def __str__(self) -> str:
         options = self.options
         steps = _steps(options)
-        times = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
-        length = " or ".join(([f"{steps} steps"] if steps else []) + times)
+        limit = [f"{options.minutes:g} minutes"] if options.minutes is not None else []
+        length = " or ".join(([f"{steps} steps"] if steps else []) + limit)
+        times = f"{options.accumulate} × " if options.accumulate > 1 else ""
         what = f"LoRA of rank {options.rank}" if options.train == "lora" else "all weights"
         extra = f", pooling {options.pooling}" if options.pooling != "keep" else ""
         extra += ", bidirectional attention" if options.attention != "keep" else ""
         return (
-            f"{options.objective} in batches of {options.batch_size} for {length}; "
+            f"{options.objective} in batches of {times}{options.batch_size} for {length}; "
             f"trained: {what} ({self.trained:,} of {self.of:,} weights){extra}"
         )
 

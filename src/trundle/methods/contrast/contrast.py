@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, LoraModel
 from sentence_transformers import SentenceTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from trundle.data.examples import Example
 from trundle.data.sampling import distinct, fingerprint, sample
@@ -40,7 +41,7 @@ from trundle.model.heads import (
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable
 from trundle.model.save import model_digest
-from trundle.model.surgery import transformer_of
+from trundle.model.surgery import transformer_of, with_modules
 from trundle.progress import process_count
 from trundle.teacher.teacher import find_teacher
 from trundle.train.blocks import (
@@ -72,7 +73,7 @@ def plan(model: SentenceTransformer, options: ContrastOptions, context: Context)
     if options.compile:
         check_compiler()
     _teacher(model, options, context)
-    _prepared(model, options)
+    prepared(model, options)
     layout = layout_of(transformer_of(model).model)
     of = sum(weight.numel() for weight in model.parameters())
     adapters = sum(
@@ -98,18 +99,18 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
     options = plan.options
     assert context.corpus is not None
     check_prompted(options.prompts, context.corpus)
-    student = copy_of(_prepared(model, options)).float()
-    given = {"query": options.query_prompt, "document": options.document_prompt}
-    student.prompts = {**student.prompts, **{role: text for role, text in given.items() if text is not None}}
-    check_first_words_are_pooled(student)
+    whole, adapts = prepared(model, options), options.train == "lora"
+    precision = precision_for(options.precision)
+    student = _frozen_copy(whole, precision) if adapts else copy_of(whole).float()
     examples, validation = examples_for(options, context)
     prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
     original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted, keep_zeros = None, options.keep_zeros
-    if options.train == "lora":
+    if adapts:
         adapted = _add_adapters(
             student, rank=options.rank, dropout=options.lora_dropout, seed=context.seed, keep_zeros=keep_zeros
         )
+        adapted = replace(adapted, weights=tuple(whole.parameters()))
         keep_zeros = False  # the adapters keep them
     teacher = _teacher(model, options, context)
     task = make_contrast_task(
@@ -151,13 +152,18 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
     )
 
 
-def _prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTransformer:
+def prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTransformer:
+    """Returns the model with the attention, pooling and prompts it is trained with, sharing its weights."""
     if options.attention == "bidirectional":
         model = with_bidirectional_attention(model)
-    if options.pooling == "keep" and options.pool_prompts is None:
-        return model
-    mode = None if options.pooling == "keep" else options.pooling
-    return with_pooling(model, mode, include_prompt=options.pool_prompts)
+    if options.pooling != "keep" or options.pool_prompts is not None:
+        mode = None if options.pooling == "keep" else options.pooling
+        model = with_pooling(model, mode, include_prompt=options.pool_prompts)
+    found = with_modules(model, list(model))
+    given = {"query": options.query_prompt, "document": options.document_prompt}
+    found.prompts = {**model.prompts, **{role: text for role, text in given.items() if text is not None}}
+    check_first_words_are_pooled(found)
+    return found
 
 
 def _teacher(
@@ -178,7 +184,8 @@ def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Examp
     """Returns the training tuples, no more than the run can use, and the validation tuples."""
     assert context.corpus is not None
     steps = _steps(options)
-    limits = [limit for limit in (options.tuples, steps and steps * options.batch_size) if limit]
+    each = options.accumulate * options.batch_size
+    limits = [limit for limit in (options.tuples, steps and steps * each) if limit]
     chosen = distinct(
         context.corpus.examples(),
         key=lambda example: json.dumps([example.query, example.positive, *example.negatives]),
@@ -201,6 +208,7 @@ def settings_for(options: ContrastOptions, seed: int) -> TrainSettings:
     return TrainSettings(
         steps=_steps(options),
         minutes=options.minutes,
+        accumulate=options.accumulate,
         learning_rate=options.learning_rate or (_LORA_RATE if options.train == "lora" else _FULL_RATE),
         warmup=options.warmup,
         precision=precision_for(options.precision),
@@ -210,18 +218,44 @@ def settings_for(options: ContrastOptions, seed: int) -> TrainSettings:
     )
 
 
+def _frozen_copy(model: SentenceTransformer, precision: Literal["fp32", "bf16"]) -> SentenceTransformer:
+    """Copies a model, with weights that can't be trained, in the precision of the training.
+
+    Weights that have this precision already are shared, so that a large model is in memory once. Buffers stay
+    as they are: half precision is too coarse for the frequencies of rotary positions.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    weights = {
+        id(weight): nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, dict[int, Any](weights))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Adapted:
     """A frozen model with trainable LoRA adapters."""
 
     model: SentenceTransformer
     tuner: LoraModel
+    layers: tuple[Any, ...]
+    """The adapted layers."""
+    weights: tuple[Tensor, ...] = ()
+    """The model's weights as they were before they were converted, if they were."""
     after_merge: tuple[Callable[[], None], ...] = ()
     """Set pruned weights to zero again."""
 
     def merge(self) -> SentenceTransformer:
-        """Adds the adapters to their weights; the model has the same parts and names as before."""
-        transformer_of(self.model).model = self.tuner.merge_and_unload()
+        """Adds the adapters to the weights as they were; the model has the same parts and names as before."""
+        frozen = [weight for weight in self.model.parameters() if not weight.requires_grad]
+        for weight, original in zip(frozen, self.weights, strict=bool(self.weights)):
+            weight.data = original.detach()
+        with torch.no_grad():
+            for layer in self.layers:
+                weight = layer.get_base_layer().weight
+                added = layer.get_delta_weight(_ADAPTER).float()
+                weight.data = (weight.float() + added.to(weight.device)).to(weight.dtype)
+        transformer_of(self.model).model = self.tuner.unload()
         for finish in self.after_merge:
             finish()
         return self.model.requires_grad_(True)
@@ -254,11 +288,14 @@ def _add_adapters(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tuner = LoraModel(backbone, config, _ADAPTER)
+    for weight in tuner.parameters():
+        if weight.requires_grad:  # peft gives adapters the precision of their matrix
+            weight.data = weight.data.float()
+    layers: list[Any] = [backbone.get_submodule(matrix.name) for matrix in matrices]
     finish = []
     if keep_zeros:
-        for matrix in matrices:
-            layer: Any = backbone.get_submodule(matrix.name)
+        for matrix, layer in zip(matrices, layers, strict=True):
             if bool((layer.get_base_layer().weight == 0).any()):
                 layer.lora_dropout[_ADAPTER] = nn.Identity()
                 finish.append(keep_zeros_in_adapter(layer, _ADAPTER, transposed=matrix.transposed))
-    return _Adapted(model=model, tuner=tuner, after_merge=tuple(finish))
+    return _Adapted(model=model, tuner=tuner, layers=tuple(layers), after_merge=tuple(finish))

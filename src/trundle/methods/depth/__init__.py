@@ -1,10 +1,11 @@
 """depth: keep some layers of a model and remove the others.
 
-Choose how many layers to keep (`keep`, or `fraction` to remove: floor(L·(1−p)) of L layers are kept, computed
-exactly), which ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower or the
-upper half of the model, from one forward pass over labelled tuples). Embeddings, pooling and the final norm
-of pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including
-the last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
+Choose how many layers to keep (`keep`), the share to remove (`drop`: floor(L·(1−p)) of L layers are kept,
+computed exactly), which ones (`blocks`), or let the layer-loss curve choose (`pick`: the minimum in the lower
+or the upper half of the model, from one forward pass over labelled tuples; if `contrast` follows in a recipe,
+on the model with its prompts, pooling, attention and length). Embeddings, pooling and the final norm of
+pre-norm models are kept. In an encoder a number of layers means evenly spaced ones, from two on including the
+last layer, which produces the vectors; in a decoder it means the first ones (`order` overrides this).
 
 If there are texts, the layers that are left are fitted to the whole model by least squares, each one to stand
 for the removed ones that follow it (`heal: none` leaves them as they were).
@@ -14,7 +15,7 @@ model's output for that token alone and weighted by the frequency of the token i
 its rank without texts.
 
     - depth: {keep: 3}
-    - depth: {fraction: 50%, order: first}
+    - depth: {drop: 50%, order: first}
     - depth: {pick: small}
     - depth: {blocks: [0, 1, 2, 5, 8]}
 
@@ -31,28 +32,31 @@ from pydantic import BeforeValidator, Field
 
 from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Method, Options, Plan, listed
 
+_SCALE = 20.0
 _Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
 
 
 class _DepthOptions(Options):
-    """Which layers to keep; exactly one of keep, fraction, pick and blocks is set."""
+    """Which layers to keep; exactly one of keep, drop, pick and blocks is set."""
 
     keep: int | None = Field(
         None,
         strict=True,
         description="How many layers to keep; 0 makes a static model, with one vector per token.",
     )
-    fraction: ExactFraction | None = Field(
-        None,
-        description="Share of the layers to remove instead, such as 50%; in vocabulary it is the share kept.",
+    drop: ExactFraction | None = Field(
+        None, description="Share of the layers to remove instead, such as 50%."
     )
     pick: Literal["small", "large"] | None = Field(
         None,
         description="Use the layer losses on tuples from --data: the minimum of the lower or upper half.",
     )
+    scale: float = Field(
+        _SCALE, gt=0, allow_inf_nan=False, description="With pick: multiplier of cosines in the layer losses."
+    )
     blocks: _Blocks | None = Field(None, description="The layers to keep, counted from 0, such as 0,1,2,5,8.")
     order: Literal["auto", "first", "spread"] = Field(
-        "auto", description="With keep or fraction: the first or spaced layers; auto: first only in decoders."
+        "auto", description="With keep or drop: the first or spaced layers; auto: first only in decoders."
     )
     heal: Heal | None = Field(None, description=HEAL_HELP)
 
@@ -83,9 +87,9 @@ class _DepthPlan(Plan):
         return f"{self.pick} ({loss}): {kept}"
 
 
-def _layers_left(layers: int, fraction: Fraction) -> int:
+def _layers_left(layers: int, drop: Fraction) -> int:
     """floor(L·(1−p)) without floating point: removing nine tenths of ten layers leaves one, not none."""
-    return math.floor(layers * (1 - fraction))
+    return math.floor(layers * (1 - drop))
 
 
 DEPTH = Method(
@@ -93,4 +97,5 @@ DEPTH = Method(
     help="Keep some layers and remove the others, down to none.",
     options=_DepthOptions,
     plans=_DepthPlan,
+    looks_ahead=lambda options: options.pick is not None,
 )

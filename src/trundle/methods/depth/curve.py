@@ -2,15 +2,15 @@
 
 One forward pass computes the losses of all layers. A hook pools each block's output and discards it, so the
 pass needs little more memory than encoding. The final norm of a pre-norm model is applied to the output of
-every block. Prompts are encoded but not pooled, except by a model that pools the first token, which precedes
-them. Dense layers after pooling are ignored, because they were trained for the last layer.
+every block. Prompts are pooled if the model pools them. Dense layers after pooling are ignored, because they
+were trained for the last layer.
 
 Also what each kind of cut would save, as `trundle inspect` shows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -27,16 +27,17 @@ from trundle.data.examples import Example
 from trundle.data.sampling import distinct, sample
 from trundle.embedder import LONGEST, check_texts
 from trundle.errors import BadInput, BadModel
+from trundle.methods.contract import Given
+from trundle.methods.depth import _SCALE
+from trundle.methods.training import Prompts, prompts_by_file
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.encode import dropping, multiplies_bf16
-from trundle.model.heads import prompt_tokens, prompts_by_role
+from trundle.model.heads import prompt_tokens
 from trundle.model.layout import layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 from trundle.progress import SILENT, Progress
 
-_SCALE = 20.0
-"""Cosines are multiplied by this before the softmax."""
 _SHALLOW = 10
 """Fewer than one in this many layers is too few to have computed much."""
 _TUPLES = 1280
@@ -127,14 +128,19 @@ def measure_curve(
     examples: Iterator[Example] | Sequence[Example],
     *,
     tuples: int = _TUPLES,
+    scale: float = _SCALE,
+    prompts: Mapping[str, Given] | None = None,
+    max_length: int | None = None,
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> LayerCurve:
     """Sample up to `tuples` examples and measure the loss of every layer on them, in one pass.
 
-    If the hardware multiplies bf16, the model runs in bf16; pooling and losses are computed in fp32.
+    Cosines are multiplied by `scale` before the softmax. `prompts` are by data file, in place of the model's
+    own. If the hardware multiplies bf16, the model runs in bf16; pooling and losses are computed in fp32.
     """
     drawn = _draw_tuples(examples, tuples, seed)
+    by_source = prompts_by_file(model, prompts or {}, drawn)
     if len(drawn) < _ROUGH:
         progress.say(f"the curve is based on {len(drawn)} tuples only; {_TUPLES:,} make it reliable")
     bf16 = multiplies_bf16(model.device)
@@ -142,7 +148,8 @@ def measure_curve(
     with progress.task("layer losses", len(drawn)) as advance:
         for numbers in np.array_split(np.arange(len(drawn)), -(-len(drawn) // _BATCH)):
             batch = [drawn[number] for number in numbers]
-            total += _batch_losses(model, batch, bf16=bf16).cpu().double() * len(batch)
+            found = _batch_losses(model, batch, by_source, scale=scale, limit=max_length, bf16=bf16)
+            total += found.cpu().double() * len(batch)
             advance(len(batch))
     losses = tuple((total / len(drawn)).tolist())
     if not np.isfinite(losses).all():
@@ -162,31 +169,54 @@ def _draw_tuples(examples: Iterator[Example] | Sequence[Example], count: int, se
     return sorted(shuffled, key=lambda example: example.source)
 
 
-def _batch_losses(model: SentenceTransformer, batch: Sequence[Example], *, bf16: bool = False) -> Tensor:
-    prompts = prompts_by_role(model)
-    documents = [example.positive for example in batch]
-    documents += [negative for example in batch for negative in example.negatives]
-    queries = _pooled_by_layer(model, [example.query for example in batch], prompts["query"], bf16=bf16)
-    return _layer_losses(queries, _pooled_by_layer(model, documents, prompts["document"], bf16=bf16))
+def _batch_losses(
+    model: SentenceTransformer,
+    batch: Sequence[Example],
+    prompts: Mapping[str, Prompts],
+    *,
+    scale: float = _SCALE,
+    limit: int | None = None,
+    bf16: bool = False,
+) -> Tensor:
+    def pooled(prompted: Sequence[tuple[str, str]]) -> Tensor:
+        """The vectors of pairs of prompt and text, in their order."""
+        places = {
+            prompt: [n for n, (own, _) in enumerate(prompted) if own == prompt] for prompt, _ in prompted
+        }
+        parts = [
+            _pooled_by_layer(model, [prompted[n][1] for n in numbers], prompt, limit=limit, bf16=bf16)
+            for prompt, numbers in places.items()
+        ]
+        order = torch.tensor([n for numbers in places.values() for n in numbers])
+        return torch.cat(parts, dim=1)[:, torch.argsort(order)]
+
+    queries = [(prompts[example.source].query, example.query) for example in batch]
+    documents = [(prompts[example.source].document, example.positive) for example in batch]
+    documents += [(prompts[one.source].document, negative) for one in batch for negative in one.negatives]
+    return _layer_losses(pooled(queries), pooled(documents), scale)
 
 
 def _pooled_by_layer(
-    model: SentenceTransformer, texts: Sequence[str], prompt: str = "", *, bf16: bool = False
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    prompt: str = "",
+    *,
+    limit: int | None = None,
+    bf16: bool = False,
 ) -> Tensor:
     """The pooled output of each layer (layers × texts × width); texts of similar length share a batch."""
     check_texts(texts)
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
     places = torch.empty(len(texts), dtype=torch.long)
     places[torch.tensor(order)] = torch.arange(len(texts))
-    parts = [
-        _pooled(model, [texts[number] for number in order[start : start + _TEXTS_AT_ONCE]], prompt, bf16=bf16)
-        for start in range(0, len(texts), _TEXTS_AT_ONCE)
-    ]
+    parts = []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        chosen = [texts[number] for number in order[start : start + _TEXTS_AT_ONCE]]
+        parts.append(_pooled(model, _tokens_of(model, chosen, prompt, limit), chosen, bf16=bf16))
     return torch.cat(parts, dim=1)[:, places]
 
 
-def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: bool) -> Tensor:
-    features = _tokens_of(model, texts, prompt)
+def _pooled(model: SentenceTransformer, features: dict[str, Any], texts: list[str], *, bf16: bool) -> Tensor:
     _check_pooled(model, features, texts)
     pooling = next((module for module in model if isinstance(module, Pooling)), None)
     if pooling is None:
@@ -210,8 +240,10 @@ def _pooled(model: SentenceTransformer, texts: list[str], prompt: str, *, bf16: 
     return torch.stack(found)
 
 
-def _tokens_of(model: SentenceTransformer, texts: list[str], prompt: str = "") -> dict[str, Any]:
-    limit = int(min(model.max_seq_length or LONGEST, LONGEST))
+def _tokens_of(
+    model: SentenceTransformer, texts: list[str], prompt: str = "", limit: int | None = None
+) -> dict[str, Any]:
+    limit = limit or int(min(model.max_seq_length or LONGEST, LONGEST))
     features: dict[str, Any] = model.preprocess(texts, prompt=prompt or None, max_length=limit)
     if prompt:
         features["prompt_length"] = prompt_tokens(model, prompt)

@@ -8,6 +8,8 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import prepared
 from trundle.methods.depth import _DepthOptions, _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.training import healed, plan_healing
@@ -39,17 +41,17 @@ def plan(model: SentenceTransformer, options: _DepthOptions, context: Context) -
 def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context) -> _DepthPlan:
     layout = layout_of(transformer_of(model).model)
     layers = layout.layers
-    ways = [name for name in ("keep", "fraction", "pick", "blocks") if getattr(options, name) is not None]
+    ways = [name for name in ("keep", "drop", "pick", "blocks") if getattr(options, name) is not None]
     if not ways:
-        raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, fraction, pick or blocks")
+        raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, drop, pick or blocks")
     if len(ways) > 1:
         raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
     if options.order != "auto" and ways[0] in ("pick", "blocks"):
-        raise ImpossibleCut(f"order applies to keep and fraction only; leave it out with {ways[0]}")
+        raise ImpossibleCut(f"order applies to keep and drop only; leave it out with {ways[0]}")
     if options.blocks is not None:
         return _DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
     if options.pick is not None:
-        return _picked(model, options.pick, context)
+        return _picked(model, options.pick, options.scale, context)
     keep = _count(options, layers)
     if keep == 0:
         return _DepthPlan(blocks=(), of=layers, frequencies="rank" if context.corpus is None else "texts")
@@ -62,12 +64,12 @@ def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context
 
 def _count(options: _DepthOptions, layers: int) -> int:
     keep = options.keep
-    if options.fraction is not None:
-        if not 0 <= options.fraction < 1:
-            raise ImpossibleCut(f"fraction must be at least 0 and under 1, not {options.fraction}")
-        keep = _layers_left(layers, options.fraction)
+    if options.drop is not None:
+        if not 0 <= options.drop < 1:
+            raise ImpossibleCut(f"drop must be at least 0 and under 1, not {options.drop}")
+        keep = _layers_left(layers, options.drop)
         if keep == 0:
-            raise ImpossibleCut(f"fraction {options.fraction} leaves none; use keep: 0 for a static model")
+            raise ImpossibleCut(f"drop {options.drop} leaves none; use keep: 0 for a static model")
     assert keep is not None
     if not 0 <= keep <= layers:
         raise ImpossibleCut(f"the model has {layers} layers, so it can't keep {keep}; pass 0 to {layers}")
@@ -76,10 +78,21 @@ def _count(options: _DepthOptions, layers: int) -> int:
     return keep
 
 
-def _picked(model: SentenceTransformer, pick: Literal["small", "large"], context: Context) -> _DepthPlan:
+def _picked(
+    model: SentenceTransformer, pick: Literal["small", "large"], scale: float, context: Context
+) -> _DepthPlan:
     if context.corpus is None:
         raise BadInput("pick compares the layers on tuples of query and positive; pass them with --data")
-    curve = measure_curve(model, context.corpus.examples(), seed=context.seed, progress=context.progress)
+    training = next((later for later in context.later if isinstance(later, ContrastOptions)), None)
+    curve = measure_curve(
+        model if training is None else prepared(model, training),
+        context.corpus.examples(),
+        scale=scale,
+        prompts=None if training is None else training.prompts,
+        max_length=None if training is None else training.max_length,
+        seed=context.seed,
+        progress=context.progress,
+    )
     keep = curve.small if pick == "small" else curve.large
     if pick == "small" and curve.advice is not None:
         context.progress.say(curve.advice)

@@ -10,7 +10,7 @@ is needed; `align` afterwards recovers quality.
     - vocabulary: {parameters: 80%, score: frequency}
     - vocabulary: {parameters: 80%, oov: cluster}
 
-Paper: Vocabulary pruning for compact text encoders.
+Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 """
 
 from __future__ import annotations
@@ -57,14 +57,17 @@ class _VocabularyOptions(Options):
 
     keep: int | None = Field(None, strict=True, ge=1, description="How many tokens to keep.")
     fraction: ExactFraction | None = Field(
-        None,
-        description="Share of the tokens to keep instead, such as 25%; in depth it is the share removed.",
+        None, description="Share of the tokens to keep instead, such as 25%."
     )
     parameters: ExactFraction | None = Field(
         None, description="Share of all parameters to keep instead, such as 80%."
     )
     score: _TokenScore = Field(
         "tfidf", description="How tokens are scored; seen keeps all that occur in your texts."
+    )
+    scored_by: str | None = Field(
+        None,
+        description="With score attention: measure it in this model, such as one fine-tuned on the task.",
     )
     oov: _Oov = Field(
         "decompose",
@@ -119,4 +122,5 @@ VOCABULARY = Method(
     help="Keep the tokens that matter in your texts, remove the others.",
     options=_VocabularyOptions,
     plans=_VocabularyPlan,
+    reads=lambda options: () if options.scored_by is None else (options.scored_by,),
 )

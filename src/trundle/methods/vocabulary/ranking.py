@@ -16,9 +16,11 @@ from trundle.data.sampling import distinct, representatives, sample
 from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
+from trundle.methods.training import check_same_tokens
 from trundle.methods.vocabulary import _Characters, _TokenScore, _VocabularyOptions
 from trundle.methods.vocabulary import scores as scoring
 from trundle.methods.vocabulary.scores import _TokenCounts, count_tokens, tokenised
+from trundle.model.load import load
 from trundle.model.token_map import Vocabulary, token_vectors
 from trundle.model.tokenizer import MergeTree
 from trundle.progress import Progress
@@ -71,7 +73,8 @@ def _rank_tokens(
         scores = scoring._passed_down(counts.occurrences.astype(np.float64), tree)
     elif score == "attention":
         lines = [text.text for text in sample(texts, _ATTENTION_TEXTS, seed=context.seed)]
-        scores = scoring._attention_scores(model, lines, vocabulary.size, context.progress)
+        scorer = _scoring_model(model, options.scored_by, context)
+        scores = scoring._attention_scores(scorer, lines, vocabulary.size, context.progress)
     elif score != "tfidf":
         there = np.flatnonzero(counts.occurrences)
         scores = _scores_without_texts(model, vocabulary, score, there, count, context.seed)
@@ -80,6 +83,15 @@ def _rank_tokens(
     unreachable = vocabulary.unreachable()
     others = sorted(np.setdiff1d(known, seen).tolist(), key=lambda number: (number in unreachable, number))
     return _Ranking(order=ranked + others, seen=len(ranked), counts=counts)
+
+
+def _scoring_model(model: SentenceTransformer, name: str | None, context: Context) -> SentenceTransformer:
+    """The model whose attention is measured: the one to cut, or another one with the same tokens."""
+    if name is None:
+        return model
+    found = context.models.get(name) or load(name, trust_remote_code=context.trust_remote_code)
+    check_same_tokens(model, found, "scored_by", "pass a model that was trained from this one")
+    return found
 
 
 def _scores_without_texts(

@@ -42,6 +42,8 @@ def plan(model: SentenceTransformer, options: _VocabularyOptions, context: Conte
         return _VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
     if options.oov == "unk" and vocabulary.unknown is None:
         raise ImpossibleCut("the model's tokenizer has no unknown token; use oov: decompose")
+    if options.scored_by is not None and options.score != "attention":
+        raise BadInput("scored_by names the model whose attention is measured; add score: attention")
     if options.characters == "seen" and context.corpus is None:
         raise BadInput("characters: seen needs texts to know which characters occur; pass them with --data")
     rebuilt = options.oov == "decompose"

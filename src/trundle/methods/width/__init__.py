@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from trundle.methods.contract import (
+    ACCUMULATE_HELP,
     HEAL_HELP,
     LENGTH_HELP,
     MINUTES_HELP,
@@ -83,6 +84,7 @@ class _WidthOptions(Options):
     batch_size: int | None = Field(
         None, ge=2, description="Texts or tuples per step. Default: 32 texts, or 64 tuples."
     )
+    accumulate: int = Field(1, ge=1, description=ACCUMULATE_HELP)
     mini_batch: int | None = Field(
         None, ge=1, description="With contrast: texts in memory at once; fewer save memory."
     )

@@ -45,7 +45,7 @@ _Weighted = tuple[Any, tuple[float, ...]]
 """A batch and the weight of each model's loss on it, the wide model's first."""
 _Cuts = Mapping[Fraction, Cut]
 _MEASURED_BATCHES = 32
-_SHARED = ("steps", "minutes", "learning_rate", "warmup", "precision")
+_SHARED = ("steps", "minutes", "accumulate", "learning_rate", "warmup", "precision")
 """Options that are passed to `align` or `contrast` unchanged."""
 
 
@@ -241,7 +241,7 @@ def _align_training(
         return _NestedTraining(narrow=narrow, task=None, facts=facts, starts=starts)
     task = make_align_task(wide, targets, validation, batch_size=options.batch_size, context=context)
     validation_steps = 0 if task.validation is None else task.validation.order.per_epoch
-    per_epoch, unit = task.batches.order.per_epoch, targets.normalised
+    per_epoch, unit = -(-task.batches.order.per_epoch // options.accumulate), targets.normalised
     return _NestedTraining(
         narrow=narrow,
         task=task,
