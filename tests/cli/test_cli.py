@@ -231,6 +231,7 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
         (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is an input of this command"),
         (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
+        (["evaluate", "MODEL", "--data", "EMPTY::text=a", "-o", "EMPTY"], "is an input of this command"),
         (["evaluate", "MODEL"], "pass what to evaluate on"),
         (["evaluate", "MODEL", "--teacher", "http://localhost:1/v1", "--data", "EMPTY"], "--teacher-model"),
         (["evaluate", "MODEL", "--teacher", "v.parquet", "--data", "EMPTY"], "v.parquet"),
@@ -257,7 +258,8 @@ def test_invalid_input_gives_one_sentence_and_exits_2(
         "OUT": str(tmp_path / "out"),
         "EMPTY": str(tmp_path / "empty.txt"),
     }
-    code, _, err = run(*[places.get(word, word) for word in words])
+    columns = {f"{name}::text=a": f"{place}::text=a" for name, place in places.items()}
+    code, _, err = run(*[(places | columns).get(word, word) for word in words])
     assert code == 2
     assert says.replace("EMPTY", "empty.txt") in err
     assert "Traceback" not in err
