@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
@@ -131,6 +132,25 @@ def test_tokens_are_counted_in_a_sample_of_all_texts_in_one_pass(pico_model: Mod
         assert plan.texts == 20
         assert "of what 20 texts hold" in str(plan)
     assert len(passes) == 2
+
+
+def test_attention_may_be_measured_in_a_model_trained_on_the_task(
+    pico_model: Models, pico_folders: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, options = pico_model("bert"), {"fraction": "90%", "score": "attention"}
+    tuned = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "query" in name:
+                weight.mul_(8)
+    tuned.save_pretrained(str(tmp_path / "tuned"))
+    plain, by_tuned = (run(model, options | more)[0] for more in ({}, {"scored_by": str(tmp_path / "tuned")}))
+    assert len(plain.kept) == len(by_tuned.kept)
+    assert plain.kept != by_tuned.kept
+    with pytest.raises(BadInput, match="tokenizers differ"):
+        run(model, options | {"scored_by": str(pico_folders("gpt2"))})
+    with pytest.raises(BadInput, match="add score: attention"):
+        run(model, options | {"score": "tfidf", "scored_by": str(tmp_path / "tuned")})
 
 
 def test_seen_counts_all_texts(pico_model: Models) -> None:

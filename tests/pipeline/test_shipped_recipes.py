@@ -25,7 +25,10 @@ SHORT = {
     "l3prune": ("qwen2", ALIGNED),
     "l3prune-paper": ("llama", ("depth.pick=small", *TRAINED, PROMPT)),
     "nml": ("bert", ("width.steps=2", "width.texts=40")),
-    "nml-paper": ("qwen2", ("width.steps=2", "width.batch_size=4", "width.accumulate=2", *TRAINED)),
+    "nml-paper": (
+        "qwen2",
+        ("width.steps=2", "width.batch_size=4", "width.accumulate=2", "contrast.accumulate=2", *TRAINED),
+    ),
     "gaprune": ("bert", ("weights.samples=20", *TRAINED)),
     "gaprune-paper": ("bert", ("weights.samples=20", *TRAINED)),
     "vocabulary": ("bert", ("vocabulary.parameters=95%", *ALIGNED)),

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 RIDGE_TEXTS = 8192
 """Texts for the closed-form start; with `steps: 0` the teacher encodes no others."""
+_DRAWN = "by hash"
+"""How augmentations draw: vectors of pieces that were drawn in another way are not used again."""
 _VALIDATION_TEXTS = 128 * 32
 _FEWEST_VALIDATED, _VALIDATED_SHARE = 512, 8
 _CALIBRATION_TEXTS = 8192
@@ -65,7 +67,7 @@ def targets_for(teacher: Teacher, options: AlignOptions, context: Context) -> tu
         chosen = corpus.distinct_train(most, context.seed)
         return augmented(chosen, names, seed=context.seed, allowed=corpus.may_train_on)
 
-    content = cache_key(corpus.facts(), most, names, context.seed)
+    content = cache_key(corpus.facts(), most, names and (*names, _DRAWN), context.seed)
     targets = _build(f"train {content}", training_texts, teacher, context)
     if sharded:
         targets = _open_shard(targets.folder)
