@@ -3,6 +3,7 @@
     python benchmarks/faults.py kill [--jobs folder,index] [--points 30]
     python benchmarks/faults.py fail [--jobs …] [--points 10]      each of ENOSPC, EIO and EROFS
     python benchmarks/faults.py together [--jobs …] [--rounds 3]   every pair of jobs that write to one place
+    python benchmarks/faults.py kill fail together                several in one process
 
 Commands run on pico models, each in a process forked from this one, so that torch is imported once. After a
 fault the old or the new state must be complete, the same command must finish, and no scratch may be left.
@@ -400,7 +401,7 @@ def try_point(job: Job, base: Path, at: int, error: int, states: tuple[State, St
     again, output = finished(forked(job.run, root))
     complete = now == new and now != before
     if again and not (complete and ("exist" in output)):
-        count.problem(f"{where}: the same command fails afterwards: {output.strip()[-300:]}")
+        count.problem(f"{where}: the same command fails afterwards ({again}): {output.strip()[-300:]}")
     elif in_child(job.state, root) != new:
         count.problem(f"{where}: the same command gives another result afterwards")
     elif left := [] if again else leftovers(root):
@@ -504,7 +505,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["kill", "fail", "together"])
+    parser.add_argument("what", nargs="+", choices=["kill", "fail", "together"])
     parser.add_argument("--jobs", help="names, separated by commas; default: all")
     parser.add_argument("--points", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
@@ -520,10 +521,11 @@ def main() -> None:
         chosen = list(chosen_jobs(given.jobs))
         if any(job.name not in ("folder", "index", "index-force", "targets") for job in chosen):
             make_inputs(base)
-        if given.what == "together":
-            together(chosen, base, given.rounds, count)
-        else:
-            inject(chosen, base, given.points, [0] if given.what == "kill" else list(FAULTS.values()), count)
+        for what in given.what:
+            if what == "together":
+                together(chosen, base, given.rounds, count)
+            else:
+                inject(chosen, base, given.points, [0] if what == "kill" else list(FAULTS.values()), count)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     print(f"{count.tried} tried, {count.lost} lost")

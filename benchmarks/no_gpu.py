@@ -1,12 +1,15 @@
 """What a model becomes without a GPU and without training, beside what one would take instead.
 
-    python benchmarks/no_gpu.py MODEL --data TEXTS --root TASKS -o OUT [--tasks Cranfield,CACM] [--only int8]
+    python benchmarks/no_gpu.py MODEL --data TEXTS… --root TASKS -o OUT [--tasks SciFact,Cranfield,CACM]
+        [--own CACM] [--documents 1000] [--measured 1000] [--vectors FILE] [--only as-is,int8]
 
 Every row is made by the command or the call that a user would type, one after the other, on all cores. Rows
 of other libraries start from the float32 graph that `trundle export` writes, so all run in the same runtime.
-Printed for each: megabytes of the graph, minutes, agreement@10 with the model itself on held-out texts (on
-the row's own index, and on the index of the model itself), and nDCG@10 of the tasks in both modes. Rows that
-exist in OUT are not made again.
+Printed for each: megabytes of the graph, minutes by the clock and of CPU time, distance from the model itself
+and agreement@10 with it on held-out texts (on the row's own index, and on the index of the model itself), and
+nDCG@10: of the tasks `--own` on the row's own index, with at most `--documents` documents each, and of
+`--tasks` on the index of the model itself. `--vectors` is a parquet file (text, vector) with vectors of the
+model that need not be computed again. Rows that exist in OUT are not made again.
 
 as-is           the float32 graph
 int8, int4      trundle export --int8 / --int4, with --data
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -33,11 +37,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from harness import Json, Lines, make_parser, names, write_json
+from harness import Json, Lines, make_parser, mean_of, names, write_json
 from trundle.data.corpus import read_corpus
 from trundle.data.sampling import sample
-from trundle.embedder import Embedder
+from trundle.embedder import Embedder, Encode, Vectors, asymmetric
 from trundle.evaluate.fidelity import measure_fidelity, queries_and_documents
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.model.encode import embedder
@@ -51,7 +56,7 @@ ROWS = (
     *("as-is", "int8", "int4-nearest", "int4", "ort-int8", "ort-int4", "nncf-int8", "nncf-int4"),
     *("model2vec", "minutes-5", "minutes-15"),
 )
-MEASURED, CALIBRATED = 2000, 2000
+CALIBRATED = 2000
 FLOAT = "onnx-float32"
 _NNCF_TEXTS = 128
 """As many as its own default takes."""
@@ -60,6 +65,46 @@ _NNCF_TEXTS = 128
 def trundle(*words: object) -> None:
     """Run a command as a user does."""
     subprocess.run([sys.executable, "-m", "trundle", *map(str, words)], check=True, stdout=sys.stderr)
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of the commands that it has run."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def with_vectors(whole: Embedder, file: str) -> Embedder:
+    """The model with some vectors read from a file."""
+    table = pq.read_table(file, columns=["text", "vector"]).to_pydict()
+    known = {
+        text: np.asarray(vector, np.float32)
+        for text, vector in zip(table["text"], table["vector"], strict=True)
+    }
+
+    def through(encode: Encode) -> Encode:
+        def looked_up(texts: Sequence[str]) -> Vectors:
+            if new := [text for text in dict.fromkeys(texts) if text not in known]:
+                known.update(zip(new, encode(new), strict=True))
+            return np.stack([known[text] for text in texts])
+
+        return looked_up
+
+    return whole.through(through)
+
+
+def smaller_task(source: Path, target: Path, most: int) -> Path:
+    """A copy of a retrieval task with its judged documents and as many others as make `most`."""
+    target.mkdir(parents=True, exist_ok=True)
+    corpus, qrels = (pq.read_table(source / f"{name}.parquet") for name in ("corpus", "qrels"))
+    judged = set(qrels["corpus-id"].to_pylist())
+    ids = corpus["_id"].to_pylist()
+    others = [place for place, one in enumerate(ids) if one not in judged]
+    places = [place for place, one in enumerate(ids) if one in judged]
+    places += sample(others, max(0, most - len(places)), seed=0)
+    pq.write_table(corpus.take(sorted(places)), target / "corpus.parquet")
+    for name in ("queries", "qrels"):
+        shutil.copy(source / f"{name}.parquet", target)
+    return target
 
 
 def exported(folder: Path, graph: str) -> tuple[Embedder, int]:
@@ -80,12 +125,15 @@ class Rows:
         self.output.mkdir(parents=True, exist_ok=True)
         self.calibrate.write_text("\n".join(" ".join(text.split()) for text in texts), encoding="utf-8")
 
-    def make(self, row: str) -> tuple[Embedder, int, float]:
-        """Return the row's model, its bytes and the seconds it took; what it starts from is not counted."""
+    def make(self, row: str) -> tuple[Embedder, int, float, float]:
+        """Return the row's model, its bytes, and the seconds by the clock and of CPU time that it took.
+
+        What it starts from is not counted.
+        """
         kind, _, number = row.partition("-")
         if kind in ("ort", "nncf"):
             self._start("openvino" if kind == "nncf" else "onnx")
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu_seconds()
         if kind == "layers":
             found = self._layers(row, *number.split("-"))
         elif kind == "minutes":
@@ -94,7 +142,7 @@ class Rows:
             found = self._static()
         else:
             found = getattr(self, f"_{row.replace('-', '_')}")()
-        return *found, time.perf_counter() - began
+        return *found, time.perf_counter() - began, cpu_seconds() - used
 
     def _start(self, engine: str) -> Path:
         """The float32 graph of the model itself."""
@@ -133,7 +181,7 @@ class Rows:
 
     def _searched(self, row: str, minutes: str) -> tuple[Embedder, int]:
         folder = self.output / row
-        words = ("--budget", "7x", "--minutes", minutes, "--data", self.data)
+        words = ("--budget", "7x", "--minutes", minutes, "--data", *self.data)
         trundle("compress", self.model, *words, "-o", folder)
         return exported(folder, "onnx")
 
@@ -217,47 +265,52 @@ class Rows:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("model")
-    parser.add_argument("--data", required=True, help="texts to calibrate with; a tenth of them measures")
+    parser.add_argument("--data", nargs="+", required=True, help="texts to calibrate with; a tenth measures")
     parser.add_argument("--root", required=True, help="the folder of the tasks")
-    parser.add_argument("--tasks", type=names, default=["Cranfield", "CACM"])
+    parser.add_argument("--tasks", type=names, default=["SciFact", "Cranfield", "CACM"])
+    parser.add_argument("--own", type=names, default=["CACM"])
+    parser.add_argument("--documents", type=int, default=1000)
+    parser.add_argument("--measured", type=int, default=1000)
+    parser.add_argument("--vectors")
     parser.add_argument("--only", type=names, default=list(ROWS))
     parser.add_argument("-o", "--output", required=True)
     options = parser.parse_args()
-    corpus = read_corpus([options.data], seed=0)
+    corpus = read_corpus(options.data, seed=0)
     calibrated = [text.text for text in sample(corpus.train(), CALIBRATED, seed=0)]
-    queries, documents = queries_and_documents(sample(corpus.validation(), MEASURED, seed=0))
+    asked = queries_and_documents(sample(corpus.validation(), options.measured, seed=0))
     rows, tasks = Rows(options, calibrated), find_tasks(options.tasks, options.root)
+    source = Path(options.root, "retrieval")
+    small = [smaller_task(source / name, rows.output / name, options.documents) for name in options.own]
+    own = find_tasks(list(map(str, small)))
     whole = embedder(load(options.model, device="cpu"), name="model")
+    whole = whole if options.vectors is None else with_vectors(whole, options.vectors)
     vectors = HeldOutVectors(Lines())
     for row in options.only:
         place = rows.output / f"{row}.json"
         if not place.is_file():
-            made, size, seconds = rows.make(row)
-            found = measure_fidelity(made, whole, queries, documents, held_out=vectors)
-            shared = None if row == "model2vec" else whole
-            scores = evaluate(made, tasks, documents=shared, held_out=vectors)
-            content: Json = {"row": row, "bytes": size, "minutes": seconds / 60}
-            content |= {"own": found.agreement_standard, "shared": found.agreement_asymmetric}
-            content["distance"] = found.distance
-            content["scores"] = [one.as_json() for one in scores]
+            made, size, seconds, cpu = rows.make(row)
+            found = measure_fidelity(made, whole, *asked, held_out=vectors)
+            scores = evaluate(made, own, held_out=vectors)
+            content: Json = {"row": row, "bytes": size, "minutes": seconds / 60, "cpu_minutes": cpu / 60}
+            content |= {"distance": found.distance, "own": found.agreement_standard}
+            content["ndcg"] = {"own": [one.as_json() for one in scores]}
+            if row != "model2vec":  # its vectors are no queries for the model's index
+                content["shared"] = found.agreement_asymmetric
+                scores = evaluate(asymmetric(made, whole), tasks, held_out=vectors)
+                content["ndcg"]["shared"] = [one.as_json() for one in scores]
             write_json(place, content)
         show(json.loads(place.read_text()))
 
 
 def show(row: Json) -> None:
     """Print one row of the table."""
-    means = [
-        np.mean(found)
-        if (found := [one["score"] for one in row["scores"] if one["mode"] == mode])
-        else np.nan
-        for mode in ("standard", "asymmetric")
+    ndcg = {index: 100 * mean_of(scores) for index, scores in row["ndcg"].items()}
+    cells = [
+        *(f"{row['bytes'] / 1e6:.1f}", f"{row['minutes']:.1f} ({row['cpu_minutes']:.1f})"),
+        *(f"{row[index]:.1%}" if index in row else "–" for index in ("shared", "own")),
+        *(f"{ndcg[index]:.1f}" if index in ndcg else "–" for index in ("shared", "own")),
     ]
-    print(
-        f"{row['row']:18} {row['bytes'] / 1e6:7.1f} MB {row['minutes']:6.2f} min   agreement@10 "
-        f"{row['own']:6.1%} own {row['shared']:6.1%} original's   nDCG@10 {100 * means[0]:5.1f} own "
-        f"{100 * means[1]:5.1f} original's",
-        flush=True,
-    )
+    print(f"| {row['row']} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

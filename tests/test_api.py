@@ -131,6 +131,7 @@ def test_a_model_is_evaluated_exported_and_checked_on_an_index(bert: Path, tmp_p
         ("deberta-v2", {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # transformers, of DeBERTa
 def test_a_model_of_an_unknown_family_learns_teaches_and_is_exported(
     kind: str, settings: dict[str, Any], bert: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pico
 from trundle.cli.app import _EXAMPLES, main
 from trundle.errors import BadInput
 from trundle.export.exporting import export_model
+from trundle.recipe import recipe_names
 
 ROOT = Path(__file__).parents[1]
 GENERATED = ROOT / "docs" / "reference" / "cli.md"
@@ -111,6 +112,12 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} → {target}"
+
+
+def test_the_page_of_recipes_includes_each_of_them() -> None:
+    page = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+    included = re.findall(r'--8<-- "src/trundle/recipes/(.*)\.yaml"', page)
+    assert included == recipe_names()
 
 
 def test_the_readme_is_short() -> None:

@@ -52,7 +52,7 @@ def check_free(
     """
     path = Path(target)
     place = path.resolve()
-    _check_not_read(path, place, read)
+    check_not_read(path, read)
     if path.is_file():
         raise BadInput(f"{path} is a file; pass a folder to write to")
     if _is_mount_point(place):
@@ -75,14 +75,19 @@ def check_free(
     return path
 
 
-def _check_not_read(path: Path, place: Path, read: Sequence[str | Path]) -> None:
+def check_not_read(target: str | Path, read: Sequence[str | Path]) -> None:
+    """Rejects an output that is, holds or is part of something that the command reads."""
+    path = Path(target)
+    place = path.resolve()
     for one in read:
-        source = Path(one).expanduser().resolve()
+        name = str(one).partition("::")[0]  # a data source may name columns behind it
+        source = Path(name or one).expanduser().resolve()
         if source == place:
             raise BadInput(f"{path} is an input of this command; choose another output folder")
         if place in source.parents and source.exists():
             raise BadInput(f"{path} holds {one}, an input of this command; choose another output folder")
-        if source in place.parents and not _is_empty(path) and not (path / LINEAGE_FILE).is_file():
+        full = path.is_file() or not _is_empty(path)
+        if source in place.parents and full and not (path / LINEAGE_FILE).is_file():
             raise BadInput(f"{path} is part of {one}, an input of this command; choose another folder")
 
 
@@ -91,7 +96,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _may_go(path: Path, marks: Sequence[str]) -> bool:
-    return _is_empty(path) or any((path / mark).is_file() for mark in marks)
+    return path.is_dir() and (_is_empty(path) or any((path / mark).is_file() for mark in marks))
 
 
 def _is_mount_point(place: Path) -> bool:

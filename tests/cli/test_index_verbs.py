@@ -38,7 +38,13 @@ def test_build_search_and_check(
     )  # stored in int8, so neighbours at nearly one distance may change places
     code, out, err = run("index", "check", model, "--against", index, "--teacher", model, "--json")
     assert json.loads(out)["built_by_teacher"] == pytest.approx(1)
+    inside = tmp_path / "index" / "texts.txt"
+    shutil.copy(data, inside)
     for words, said in (
+        (
+            ("index", "build", model, "--data", str(inside), "-o", index, "--force"),
+            "an input of this command",
+        ),
         (("index", "search", str(tmp_path / "no"), "a"), "there is no index"),
         (("index", "check", model, "--against", index, "--table", "t"), "leave out its table"),
         (("index", "build", model, "--data", "missing.txt", "-o", index), "missing.txt"),
@@ -48,6 +54,7 @@ def test_build_search_and_check(
         code, _, err = run(*words)
         assert code == 2
         assert said in err
+    assert inside.read_text() == data.read_text()
 
 
 def test_read_and_check_any_index(
@@ -62,6 +69,7 @@ def test_read_and_check_any_index(
     assert "already exists" in run("index", "read", index, "-o", table)[2]
     code, out, _ = run("index", "read", index, "-o", table, "--sample", "60", "--force", "--json")
     assert {"rows": 60, "left_out": 0, "metric": "cosine"}.items() <= json.loads(out).items()
+    assert "is an input of this command" in run("index", "read", table, "-o", table, "--force")[2]
     code, out, err = run("index", "check", model, "--against", table)
     assert (code, "agreement@10 1.000" in out) == (0, True), err
 

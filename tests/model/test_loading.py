@@ -7,7 +7,6 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +197,26 @@ def large_dense_layer(folder: Path) -> None:
     (folder / "2_Dense" / "config.json").write_text('{"in_features": 1000000, "out_features": 1000000}')
 
 
+def large_lstm(folder: Path) -> None:
+    another_module(folder, path="2_LSTM", type="sentence_transformers.models.LSTM")
+    (folder / "2_LSTM").mkdir()
+    (folder / "2_LSTM" / "lstm_config.json").write_text('{"embedding_dimension": 32, "hidden_dim": 40000}')
+
+
+def routed(folder: Path, name: str) -> None:
+    (folder / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Router"}]')
+    types = {name: "sentence_transformers.models.Transformer"}
+    (folder / "router_config.json").write_text(json.dumps({"types": types, "structure": {"query": [name]}}))
+
+
+def routed_layers(folder: Path) -> None:
+    routed(folder, "query_0")
+    (folder / "query_0").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(folder / name, folder / "query_0")
+    edited(folder / "query_0" / "config.json", num_hidden_layers=10**6)
+
+
 STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other shapes": (other_shapes, "other shapes than its config says"),
     "a large tokenizer": (lambda folder: large_tokenizer(folder, 2 * 10**5), "far too large for"),
@@ -213,7 +232,14 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "not part of Sentence",
     ),
     "a zip bomb": (zip_bomb, "pickle files"),
-    "a large dense layer": (large_dense_layer, "more than the 0 bytes"),
+    "a large dense layer": (large_dense_layer, "asks for 1,000,000 .in_features."),
+    "a large LSTM": (large_lstm, "asks for 40,000 .hidden_dim."),
+    "layers of an inner config": (
+        lambda folder: edited(folder / "config.json", text_config={"num_hidden_layers": 10**6}),
+        "1,000,000",
+    ),
+    "layers of a routed model": (routed_layers, "1,000,000"),
+    "a route outside": (lambda folder: routed(folder, "../other"), "outside"),
     "nested modules": (lambda folder: (folder / "modules.json").write_text("[" * 10**5), "can't be read"),
     "no list of modules": (
         lambda folder: (folder / "modules.json").write_text("{}"),
@@ -233,12 +259,22 @@ def test_models_from_strangers(folder: Path, name: str) -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_an_exported_folder_that_names_files_outside(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokenizer": "../tokenizer.json"}, "outside"),
+        ({"tokenizer": "/etc/passwd"}, "outside"),
+        ({"dimensions": 10**12}, "dimensions is 1000000000000"),
+        ({"max_tokens": "all"}, "max_tokens is 'all'"),
+        ({"prompts": {"query": 7}}, "a prompt is no text"),
+        ({"graphs": [{"path": "a", "engine": "other", "precision": "float32"}]}, "unknown kind"),
+    ],
+)
+def test_an_exported_folder_from_strangers(tmp_path: Path, change: dict[str, object], said: str) -> None:
     about = Description(dimensions=4, normalised=True, max_tokens=8, pad_id=0, parameters=1)
-    for strange in (replace(about, tokenizer="../tokenizer.json"), replace(about, tokenizer="/etc/passwd")):
-        (tmp_path / "encoder.json").write_text(strange.as_text())
-        with pytest.raises(BadModel, match="outside"):
-            read_description(tmp_path)
+    (tmp_path / "encoder.json").write_text(json.dumps(json.loads(about.as_text()) | change))
+    with pytest.raises(BadModel, match=said):
+        read_description(tmp_path)
 
 
 def test_pickled_weights_are_rejected(folder: Path) -> None:

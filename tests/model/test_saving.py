@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -131,25 +132,27 @@ def test_what_appears_meanwhile_stays(tmp_path: Path, replace: bool) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new"]
 
 
-def test_what_appears_right_before_the_exchange_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("theirs", ["out", "out/theirs.txt"])
+def test_what_appears_after_the_last_check_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, replace: bool
 ) -> None:
-    (tmp_path / "out").mkdir()
-    swap = folders.swap_folders
+    check = folders.check_free
 
-    def late(scratch: Path, path: Path) -> None:
-        if (scratch / "config.json").exists():
-            (path / "theirs.txt").write_text("precious")
-        swap(scratch, path)
+    def then_late(path: Path, **options: Any) -> None:
+        check(path, **options)
+        (tmp_path / theirs).parent.mkdir(exist_ok=True)
+        (tmp_path / theirs).write_text("precious")
 
-    monkeypatch.setattr(folders, "swap_folders", late)
+    monkeypatch.setattr(folders, "check_free", then_late)
     with (
-        pytest.raises(WriteFailed, match="was changed meanwhile"),
-        atomic_folder(tmp_path / "out", replace=True, keep=True) as scratch,
+        pytest.raises(WriteFailed, match=r"the result is complete in .*out\.new"),
+        atomic_folder(tmp_path / "out", replace=replace, keep=True) as scratch,
     ):
         (scratch / "config.json").write_text("mine")
-    assert (tmp_path / "out" / "theirs.txt").read_text() == "precious"
+    assert (tmp_path / theirs).read_text() == "precious"
     assert (tmp_path / "out.new" / "config.json").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.new"]
 
 
 def test_a_kill_between_two_renames_is_undone(tmp_path: Path) -> None:
@@ -297,7 +300,7 @@ def test_no_input_is_replaced(tmp_path: Path) -> None:
     (model / "1_Pooling").mkdir(parents=True)
     for name in ("config.json", "1_Pooling/config.json", "texts.txt"):
         (model / name).write_text("{}")
-    for read in (model, model / "texts.txt", model / "1_Pooling"):
+    for read in (model, model / "texts.txt", f"{model / 'texts.txt'}::text=passage", model / "1_Pooling"):
         with pytest.raises(BadInput, match="an input of this command"):
             check_free(model, replace=True, read=[str(read)])
     with pytest.raises(BadInput, match="is part of"):

@@ -231,6 +231,15 @@ def test_a_truncated_graph(exported: Path, tmp_path: Path) -> None:
         Encoder(folder)
 
 
+def test_a_graph_of_another_width(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(exported, folder)
+    about = json.loads((folder / "encoder.json").read_text())
+    (folder / "encoder.json").write_text(json.dumps(about | {"dimensions": 65_536}))
+    with pytest.raises(BadModel, match="says"):
+        Encoder(folder).encode(["a text"])
+
+
 def test_folders_that_are_not_exported(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="there is no folder"):
         Encoder(tmp_path / "nowhere")

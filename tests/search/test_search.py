@@ -37,6 +37,7 @@ from trundle.search.budget import _CLOSING, _Rung, _Timetable
 from trundle.search.candidates import _list_candidates
 from trundle.search.prospects import _Prospects
 from trundle.search.search import compress_to_budget
+from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import _Trials, _Tried
 from trundle.teacher.targets import find_targets
 
@@ -146,6 +147,15 @@ def test_an_occupied_folder_for_the_pair_is_rejected_at_once(
         with pytest.raises(BadInput, match="is an input of this command"):
             compress_to_budget(
                 Request(source=folder, output=place, corpus=corpus, replace=True), ["2x"], students=[student]
+            )
+    output, rows = tmp_path / "old", tmp_path / "old" / "rows.parquet"
+    output.mkdir()
+    for file in (rows, output / "config.json"):
+        file.write_text("{}")
+    for options in (TeacherOptions(index=str(rows)), TeacherOptions(queries=f"{rows}::text=query")):
+        with pytest.raises(BadInput, match="an input of this command"):
+            compress_to_budget(
+                Request(source="", output=output, replace=True), ["2x"], teacher_options=options
             )
 
 

@@ -91,6 +91,8 @@ def evaluate(
     """
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+    if output is not None and data:
+        _check_not_data(output, data)
     if not tasks and not (teacher and data):
         raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
     if teacher is None and (data or inherit or dimensions):
@@ -146,6 +148,16 @@ def evaluate(
         _show_json(found.as_json())
     else:
         _show_comparison(found, None if teacher is None else teacher_model or teacher)
+
+
+def _check_not_data(output: Path, data: Sequence[str]) -> None:
+    """Reject an output that would replace one of the data files."""
+    from trundle.data.corpus import ENVIRONMENT
+    from trundle.data.texts import parse_source
+    from trundle.folders import check_not_read
+
+    named = [source for source in data if source != ENVIRONMENT]
+    check_not_read(output, [file for source in named for file in parse_source(source).files])
 
 
 def _same(name: str, teacher: str) -> bool:

@@ -85,9 +85,10 @@ def _build_index(
     from trundle.index.base import Wanted
     from trundle.index.readers import build_index, create_store
 
+    read: list[str | Path] = [model]
     for source in data:
         if source != ENVIRONMENT:
-            parse_source(source)
+            read += parse_source(source).files
     encoder = open_encoder(model, graph=graph, trust_remote_code=flags.trust, progress=progress)
     wanted = Wanted(
         model=absolute_name(model),
@@ -95,7 +96,7 @@ def _build_index(
         precision=precision,
         identity=encoder.identity,
     )
-    with create_store(output, wanted, table=table, force=force, progress=progress) as store:
+    with create_store(output, wanted, table=table, force=force, read=read, progress=progress) as store:
         built = build_index(store, _texts(data, progress), encoder.encode_document, progress=progress)
         name, precision = store.name, store.facts.precision
     if flags.as_json:
@@ -252,9 +253,11 @@ def _read_index(
         raise BadInput(f"{output} does not end in .parquet; choose a name that does")
     if output.exists() and not force:
         raise BadInput(f"{output} already exists; choose another file, or pass --force to replace it")
+    from trundle.folders import check_not_read
     from trundle.index.flat_files import write_table
     from trundle.index.readers import open_reader
 
+    check_not_read(output, [where])
     columns = {
         "table": table,
         "texts": _renamed("--texts", "--text-column", texts, text_column),

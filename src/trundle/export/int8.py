@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,25 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from trundle.embedder import Vectors
 from trundle.export.tracing import _save_onnx, _with_short_names, onnx, onnxruntime
 
+_IN_FLOAT = "_in_float"
+"""Ends the names of the matmuls of outliers."""
 _SMALLEST = 4096
 """Values from which int8 saves more than its additional nodes cost."""
 _SHIFTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 """How far the range of an input's channel may be moved into the matrix; 1: all of it."""
 _COMPARED_WITH = 4
-"""Texts on which the shifts of an input are compared."""
+"""Texts on which the gains of an input are compared."""
+_OUTLIERS = 8
+"""Channels that a float matmul may take from an int8 one; all-mpnet-base-v2 has one to four per input."""
+_WORTH = 0.8
+"""The share of the error that may be left for such a matmul to be worth its time."""
 
 _Inputs = Mapping[str, NDArray[np.int64]]
 _Gains = Mapping[str, Vectors]
-"""For each input of matmuls, by name: what its channels are divided by and the matrices' rows multiplied."""
+"""For each input of matmuls, by name: what its channels are divided by and the matrices' rows multiplied.
+
+Channels with an infinite gain are left out of int8: a float matmul of their own adds their part.
+"""
 
 
 def _write_float16(traced: Path, path: Path) -> None:
@@ -57,19 +67,54 @@ def _with_even_inputs(model: onnx.ModelProto, gains: _Gains, *, keep: Sequence[s
     evened: set[str] = set()
     for node in model.graph.node:
         source = known.get(node.name, "")
-        if source in gains and users[node.input[1]] == 1:
-            if source not in evened:
-                evened.add(source)
-                _store(model, {_evening(source): (1 / gains[source]).astype(np.float32)})
-                inputs = [source, _evening(source)]
-                nodes.append(onnx.helper.make_node("Mul", inputs, [f"{source}_even"], f"{source}_Mul"))
-            tensor = stored[node.input[1]]
-            matrix = onnx.numpy_helper.to_array(tensor)
-            gain = gains[source][None, :] if _is_transposed(node) else gains[source][:, None]
-            tensor.CopyFrom(onnx.numpy_helper.from_array((matrix * gain).astype(np.float32), tensor.name))
-            node.input[0] = f"{source}_even"
+        if source not in gains or users[node.input[1]] > 1:
+            nodes.append(node)
+            continue
+        outliers = np.flatnonzero(np.isinf(gains[source]))
+        if source not in evened:
+            evened.add(source)
+            nodes += _even_input(model, source, gains[source], outliers)
+        tensor = stored[node.input[1]]
+        matrix = onnx.numpy_helper.to_array(tensor)
+        columns = matrix.T if _is_transposed(node) else matrix
+        scaled = _scaled_rows(columns, gains[source])
+        scaled = np.ascontiguousarray(scaled.T if _is_transposed(node) else scaled)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
+        node.input[0] = f"{source}_even"
         nodes.append(node)
+        if outliers.size:
+            out, rest, rows = node.output[0], f"{node.output[0]}_rest", f"{node.name}_rows"
+            _store(model, {rows: np.ascontiguousarray(columns[outliers])})
+            node.output[0] = rest
+            nodes += [
+                onnx.helper.make_node(
+                    "MatMul", [f"{source}_outliers", rows], [f"{out}_outliers"], f"{node.name}{_IN_FLOAT}"
+                ),
+                onnx.helper.make_node("Add", [rest, f"{out}_outliers"], [out], f"{node.name}_sum"),
+            ]
     return _replace_nodes(model, nodes)
+
+
+def _even_input(
+    model: onnx.ModelProto, source: str, gain: Vectors, outliers: NDArray[np.int64]
+) -> list[onnx.NodeProto]:
+    """The nodes that divide an input by its gain, and that pick its outliers before that."""
+    _store(model, {_evening(source): (1 / gain).astype(np.float32)})
+    even = onnx.helper.make_node("Mul", [source, _evening(source)], [f"{source}_even"], f"{source}_Mul")
+    if not outliers.size:
+        return [even]
+    _store(model, {f"{source}_channels": outliers})
+    inputs = [source, f"{source}_channels"]
+    return [
+        even,
+        onnx.helper.make_node("Gather", inputs, [f"{source}_outliers"], f"{source}_Gather", axis=-1),
+    ]
+
+
+def _scaled_rows(matrix: Vectors, gain: Vectors) -> Vectors:
+    """A matrix (in, out) for an input that is divided by the gain; rows of outliers are zero."""
+    factors = np.where(np.isinf(gain), 0, gain)
+    return np.asarray(matrix * factors[:, None], dtype=np.float32)
 
 
 def _with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -99,7 +144,11 @@ def _with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
 def _with_int8_matmuls(
     model: onnx.ModelProto, folder: Path, *, keep: Sequence[str], older_cpus: bool
 ) -> onnx.ModelProto:
-    """The graph with every matmul in int8 except those in `keep`; the library needs files, in `folder`."""
+    """The graph with every matmul in int8 except those in `keep` and those of outliers.
+
+    The library needs files, in `folder`.
+    """
+    floats = [node.name for node in model.graph.node if node.name.endswith(_IN_FLOAT)]
     plain, quantised = folder / "making-whole.onnx", folder / "making-int8.onnx"
     try:
         _save_onnx(model, plain)
@@ -111,7 +160,7 @@ def _with_int8_matmuls(
             reduce_range=older_cpus,
             weight_type=QuantType.QInt8,
             op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=list(keep),
+            nodes_to_exclude=[*keep, *floats],
             use_external_data_format=(folder / f"{plain.name}_data").exists(),
         )
         return onnx.load(quantised)
@@ -192,13 +241,19 @@ def _matmuls(model: onnx.ModelProto) -> dict[str, tuple[str, Vectors]]:
     return found
 
 
-def _int8_error(activations: Vectors, matrix: Vectors) -> float:
-    """Relative error of a matmul with one int8 scale for its input and one per column of its matrix."""
-    step = max(float(activations.max(initial=0) - activations.min(initial=0)), 1e-12) / 255
-    scales = np.maximum(np.abs(matrix).max(axis=0, keepdims=True), 1e-12) / 127
-    exact = activations @ matrix
-    rounded = (np.rint(activations / step) * step) @ (np.rint(matrix / scales) * scales)
-    return float(np.linalg.norm(exact - rounded) / max(float(np.linalg.norm(exact)), 1e-12))
+def _int8_error(texts: Sequence[Vectors], matrix: Vectors, gain: Vectors) -> float:
+    """Relative error of a matmul with one int8 scale for each text's input and one per column."""
+    scaled = _scaled_rows(matrix, gain)
+    scales = np.maximum(np.abs(scaled).max(axis=0, keepdims=True), 1e-12) / 127
+    inputs = [each / gain for each in texts]
+    rounded = np.concatenate(list(map(_rounded_input, inputs))) @ (np.rint(scaled / scales) * scales)
+    lost = np.linalg.norm(np.concatenate(inputs) @ scaled - rounded)
+    return float(lost / max(float(np.linalg.norm(np.concatenate(texts) @ matrix)), 1e-12))
+
+
+def _rounded_input(values: Vectors) -> Vectors:
+    step = max(float(values.max(initial=0) - values.min(initial=0)), 1e-12) / 255
+    return np.asarray(np.rint(values / step) * step, dtype=np.float32)
 
 
 def _evening(source: str) -> str:
@@ -206,8 +261,13 @@ def _evening(source: str) -> str:
     return f"{source}_evening"
 
 
-def _best_gain(range_: Vectors, matrices: Sequence[Vectors], inputs: Sequence[Vectors]) -> Vectors:
-    """The gain of an input's channels, from their largest values and their rows', with the least error."""
+def _best_gain(
+    range_: Vectors, matrices: Sequence[Vectors], inputs: Sequence[Vectors], *, outliers: int
+) -> Vectors:
+    """The gain of an input's channels with the least error, from their largest values and their rows'.
+
+    At most the number of `outliers` get an infinite gain, and only if that is worth its time.
+    """
     rows = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
 
     def gain(shift: float) -> Vectors:
@@ -217,9 +277,13 @@ def _best_gain(range_: Vectors, matrices: Sequence[Vectors], inputs: Sequence[Ve
         return np.asarray(raw / np.exp(np.log(raw).mean()), dtype=np.float32)
 
     def error(gain: Vectors) -> float:
-        return sum(_int8_error(each / gain, matrix * gain[:, None]) for each in inputs for matrix in matrices)
+        return sum(_int8_error(inputs, matrix, gain) for matrix in matrices)
 
-    return min(map(gain, _SHIFTS), key=error)
+    plain = list(map(gain, _SHIFTS))
+    best, least = min(((each, error(each)) for each in plain), key=itemgetter(1))
+    split = best.copy()
+    split[np.argsort(-range_, kind="stable")[:outliers]] = np.inf
+    return split if error(split) < _WORTH * least else best
 
 
 def _floored(values: Vectors) -> Vectors:
@@ -228,11 +292,11 @@ def _floored(values: Vectors) -> Vectors:
 
 
 def _calibrated(
-    path: Path, samples: Sequence[_Inputs], probes: Sequence[_Inputs]
+    path: Path, samples: Sequence[_Inputs], probes: Sequence[_Inputs], *, split: bool
 ) -> tuple[list[str], _Gains]:
     """Names of all matmuls with fixed matrices, the largest int8 error first, and the gains of their inputs.
 
-    Ranges are measured on the `samples`, errors on the `probes`.
+    Ranges are measured on the `samples`, errors on the `probes`. `split` allows infinite gains.
     """
     model = onnx.load(path)
     known = _matmuls(model)
@@ -259,6 +323,7 @@ def _calibrated(
             ranges[name],
             [matrix for source, matrix in known.values() if source == name],
             [values[place].reshape(-1, widths[name]) for values in runs],
+            outliers=_OUTLIERS if split else 0,
         )
         for place, name in enumerate(names)
     }
@@ -266,7 +331,6 @@ def _calibrated(
     for sample in probes:
         seen = dict(zip(names, session.run(names, dict(sample)), strict=True))
         for node, (source, matrix) in known.items():
-            inputs, gain = seen[source].reshape(-1, widths[source]), gains[source]
-            errors[node] += _int8_error(inputs / gain, matrix * gain[:, None])
+            errors[node] += _int8_error([seen[source].reshape(-1, widths[source])], matrix, gains[source])
     needed = {name: gain for name, gain in gains.items() if (gain != 1).any()}
     return sorted(errors, key=lambda node: (-errors[node], node)), needed

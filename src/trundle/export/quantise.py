@@ -131,7 +131,9 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     if row.matmuls == "int8":
         samples = _samples(job.traced, job.reader.read(_spread(calibration, _CALIBRATED_ON)))
         with job.progress.task("measuring the inputs of matmuls", None):
-            order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH))
+            # The matrices of int4 are scaled on loading, by the same gains, so these must be finite.
+            split = row.weights == "int8"
+            order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH), split=split)
     # onnxruntime quantises inputs per batch, so a text must not share one.
     alone = job.graph.engine == "onnx" and bool(order)
     job = replace(job, graph=replace(job.graph, one_by_one=alone))

@@ -238,7 +238,10 @@ class _Parts:
         return pa.schema(columns, {_METRIC: self.reader.metric.encode()})
 
     def _known(self) -> dict[str, Any]:
-        return json.loads(self._state.read_text(encoding="utf-8")) if self._state.is_file() else {}
+        known: dict[str, Any] = {}
+        if self._state.is_file():
+            known = json.loads(self._state.read_text(encoding="utf-8"))
+        return known
 
     def _add(self, number: int, batches: Sequence[_RowBatch]) -> None:
         """Write a file, then record it and what has been counted until its end."""

@@ -6,7 +6,7 @@ Each is named by a file, a folder or the address of a database.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -223,9 +223,18 @@ def _is_address(where: str) -> bool:
 
 @contextmanager
 def create_store(
-    where: str, wanted: Wanted, *, table: str = _TABLE, force: bool = False, progress: Progress = SILENT
+    where: str,
+    wanted: Wanted,
+    *,
+    table: str = _TABLE,
+    force: bool = False,
+    read: Sequence[str | Path] = (),
+    progress: Progress = SILENT,
 ) -> Iterator[_Store]:
-    """Yield an index to add to, created if needed; with `force`, a complete new one replaces it."""
+    """Yield an index to add to, created if needed; with `force`, a complete new one replaces it.
+
+    A folder that holds something that is `read` is not replaced.
+    """
     with ExitStack() as stack:
         if _is_address(where):
             from trundle.index.postgres import _PostgresStore
@@ -235,7 +244,7 @@ def create_store(
             return
         folder = Path(where).expanduser()
         if force and (folder / _MARK).is_file():
-            check_free(folder, replace=True, marks=(_MARK,))
+            check_free(folder, replace=True, marks=(_MARK,), read=read)
             folder = stack.enter_context(atomic_folder(folder, replace=True, marks=(_MARK,), keep=True))
         _create_embedded(folder, wanted)
         yield stack.enter_context(closing(_EmbeddedStore(folder, progress=progress)))

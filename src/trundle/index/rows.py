@@ -284,7 +284,7 @@ class _RowReader:
         counts._note(batch.vectors)
         return batch
 
-    def _counted(self, batch: _RowBatch, bad: dict[str, _Mask]) -> _Mask:
+    def _counted(self, batch: _RowBatch, bad: dict[str, Any]) -> _Mask:
         """Count each row that can't be used for one reason, and return those that can."""
         readable = [isinstance(text, str) and bool(text.strip()) for text in batch.texts]
         bad |= {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -43,6 +44,7 @@ _COUNTED, _FEW = ("layer", "block", "group", "expert"), 1000
 So many tokens without a vector are allowed as well.
 """
 _FEW_PARAMETERS = 10**6
+_WITHOUT_WEIGHTS = ("Pooling", "Normalize", "Router", "Dropout")
 _TOKENIZER_BYTES, _TOKEN_BYTES = 2 << 20, 400
 """A tokenizer file's largest size: of its fixed parts, and per token; the largest known has 130 per token."""
 
@@ -204,16 +206,18 @@ def _check_vocabulary(model: SentenceTransformer, backbone: PreTrainedModel, fol
         raise BadModel(f"{folder}'s tokenizer has {sizes}; download the full model")
 
 
-def _check_sizes(folder: Path, config: dict[str, Any], mapped: bool) -> None:
+def _check_sizes(folder: Path, *, mapped: bool) -> None:
     """Reject a config that asks for far more than the files hold: the library would first allocate it all."""
+    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if not config:
+        return
     tensors = size = 0
     for file in folder.glob("*.safetensors"):
         size += file.stat().st_size
         with safe_open(str(file), framework="np") as weights:
             tensors += len(weights.keys())
-    for name, value in config.items():
-        counts = isinstance(value, int) and any(word in name for word in _COUNTED)
-        if counts and value > max(tensors, _FEW):
+    for name, value in _numbers(config):
+        if any(word in name for word in _COUNTED) and value > max(tensors, _FEW):
             problem = f"asks for {value:,} ({name}), but the files hold {tensors:,} tensors"
             raise BadModel(f"{folder / 'config.json'} {problem}; download the full model")
     tokens, text = config.get("vocab_size"), folder / "tokenizer.json"
@@ -232,21 +236,45 @@ def _check_sizes(folder: Path, config: dict[str, Any], mapped: bool) -> None:
         raise BadModel(f"{folder / 'config.json'} {problem}; download the full model")
 
 
-def _check_modules(folder: Path) -> None:
-    """Reject modules outside the folder, and dense layers that are larger than their files."""
+def _numbers(config: Any) -> Iterator[tuple[str, int]]:
+    """Yield the names and values of all whole numbers of a config, also of the configs inside it."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, int):
+                yield name, each
+            yield from _numbers(each)
+
+
+def _list_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Return class and folder of each module, also of those inside a Router; reject folders outside."""
+    if not (folder / "modules.json").is_file():
+        return [(Transformer.__name__, folder)]
     modules = _read_json(folder / "modules.json")
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise BadModel(f"{folder / 'modules.json'} is not a list of modules; download the full model")
-    for path in (PurePath(str(module.get("path", ""))) for module in modules):
-        if path.is_absolute() or ".." in path.parts:
-            raise BadModel(f"{folder / 'modules.json'} names {path}, which is outside; download it again")
-        file = folder / path / "config.json"
-        about = _read_json(file) if path.parts and file.is_file() else {}
-        sides = [about.get(name) for name in ("in_features", "out_features") if isinstance(about, dict)]
-        numbers = [side for side in sides if isinstance(side, int)]
-        size = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
-        if len(numbers) == 2 and math.prod(numbers) > _FEW_PARAMETERS + size:
-            raise BadModel(f"{file} asks for more than the {size:,} bytes of its weights; download it again")
+    named = [(str(each.get("type", "")), str(each.get("path", ""))) for each in modules]
+    for _, path in list(named):
+        routes = folder / path / "router_config.json"
+        types = _read_json(routes).get("types", {}) if routes.is_file() else {}
+        named += [(str(kind), str(PurePath(path) / name)) for name, kind in types.items()]
+    for place in (PurePath(path) for _, path in named):
+        if place.is_absolute() or ".." in place.parts:
+            raise BadModel(f"{folder / 'modules.json'} names {place}, which is outside; download it again")
+    return [(kind.rpartition(".")[2], folder / path) for kind, path in named]
+
+
+def _check_module(folder: Path) -> None:
+    """Reject a config with numbers that are no sizes of the weights: the module would first allocate them."""
+    sizes: set[int] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(str(file), framework="np") as weights:
+            names = list(weights.keys())
+            sizes.update(side for name in names for side in weights.get_slice(name).get_shape())
+    for file in folder.glob("*config.json"):
+        for name, value in _numbers(_read_json(file)):
+            if value > _FEW and value not in sizes and "length" not in name:
+                problem = f"asks for {value:,} ({name}), which is no size of its weights"
+                raise BadModel(f"{file} {problem}; download the full model")
 
 
 def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
@@ -255,10 +283,7 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         raise BadModel(f"{folder} holds graphs without torch weights; pass the model it was exported from")
     if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
         raise BadModel(f"{folder} has neither modules.json nor config.json; pass a model folder")
-    mapped = False
-    if (folder / "modules.json").is_file():
-        _check_modules(folder)
-        mapped = any(module.get("type") == _MAPPED_TYPE for module in _read_json(folder / "modules.json"))
+    modules = _list_modules(folder)
     for file in sorted(folder.rglob("*.safetensors")):
         try:
             with safe_open(str(file), framework="np"):
@@ -268,6 +293,17 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     for pickle in (*folder.rglob("*.bin"), *folder.rglob("*.pt")):
         if not any(pickle.parent.glob("*.safetensors")) and not pickle.with_suffix(".xml").is_file():
             raise BadModel(f"{pickle.parent} has only pickle files of weights; convert them to safetensors")
+    config = _backbone_config(folder, trust_remote_code)
+    for kind, place in () if trust_remote_code else modules:
+        if kind.endswith("Transformer"):
+            _check_sizes(place, mapped=kind == MappedTransformer.__name__)
+        elif kind not in _WITHOUT_WEIGHTS and place != folder:
+            _check_module(place)
+    return config
+
+
+def _backbone_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the backbone's config, which is empty if there is none; reject one without its other files."""
     inner = _backbone_folder(folder)
     if inner is None or not (inner / "config.json").is_file():
         return {}
@@ -280,8 +316,6 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         raise BadModel(f"{inner} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); download the full model")
     if "auto_map" in config and config.get("model_type") not in _BY_MODEL_TYPE and not trust_remote_code:
         raise BadModel(f"{folder} brings its own code to run; read it, then pass --trust-remote-code")
-    if config and not trust_remote_code:
-        _check_sizes(inner, config, mapped)
     return config
 
 

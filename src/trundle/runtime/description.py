@@ -16,11 +16,13 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from trundle.errors import BadModel
-from trundle.precision import EngineName, Precision
+from trundle.precision import FORMATS, EngineName, Precision
 
 FILE = "encoder.json"
 _FORMAT = 1
 _DIGEST_BYTES = 16
+_MOST = {"dimensions": 1 << 16, "max_tokens": 1 << 24, "pad_id": 1 << 31, "parameters": 1 << 50}
+"""The largest values that are taken for true."""
 
 _PACKAGES: Mapping[EngineName, str] = {"openvino": "openvino", "onnx": "onnxruntime"}
 _Side = Literal["query", "document"]
@@ -157,6 +159,20 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _check_values(found: Description) -> None:
+    """Reject what the runtime would fail on with a text, or allocate."""
+    for name, most in _MOST.items():
+        value = getattr(found, name)
+        if not isinstance(value, int) or not 0 <= value <= most:
+            raise ValueError(f"{name} is {value!r}")
+    texts = (found.before, found.after, *found.prompts, *found.prompts.values())
+    known = {(row.engine, row.precision) for row in FORMATS}
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a prompt is no text")
+    if not known.issuperset((graph.engine, graph.precision) for graph in found.graphs):
+        raise ValueError("a graph is of an unknown kind")
+
+
 def read_description(folder: Path) -> Description:
     """The description in `folder`; an error says how to create one."""
     path = folder / FILE
@@ -170,6 +186,7 @@ def read_description(folder: Path) -> Description:
             raise BadModel(f"{path} was written by another version of trundle; export the model again")
         graphs = tuple(Graph(**graph) for graph in content.pop("graphs"))
         found = Description(graphs=graphs, **content)
+        _check_values(found)
         for name in map(PurePath, (found.tokenizer, *(graph.path for graph in graphs))):
             if name.is_absolute() or ".." in name.parts:
                 raise BadModel(f"{path} names {name}, which is outside; export the model again")

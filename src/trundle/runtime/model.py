@@ -232,7 +232,11 @@ class _OneModel:
             given = [rows[member] for member in batch.members]
             copies = [given[0]] * (batch.height - len(given))
             ids, mask = padded([*given, *copies], batch.width, self.description.pad_id)
-            vectors[[places[member] for member in batch.members]] = session(ids, mask)[: len(given)]
+            found = session(ids, mask)
+            if found.shape[1:] != vectors.shape[1:]:
+                widths = f"vectors of shape {found.shape[1:]}, and encoder.json says {vectors.shape[1:]}"
+                raise BadModel(f"{self.folder / self.graph.path} gives {widths}; export the model again")
+            vectors[[places[member] for member in batch.members]] = found[: len(given)]
 
     def _shapes(self, lengths: Sequence[int], *, most: int = _BATCH_TOKENS) -> Iterator[_Batch]:
         """Divide texts into batches of at most `most` tokens.

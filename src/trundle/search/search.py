@@ -144,8 +144,10 @@ def compress_to_budget(
     request = replace(request, progress=watch)
     if not 0 < minutes < math.inf:
         raise BadInput(f"a search can't take {minutes} minutes; pass a number above 0")
-    _check_outputs(request, students, own=request.target is not None and _any_wrote(request.target))
-    training = _find_training_source(request, teacher_options or TeacherOptions(), students, minutes=minutes)
+    options = teacher_options or TeacherOptions()
+    read = [name for name in (request.name, *students, options.index, options.queries) if name]
+    _check_outputs(request, read, own=request.target is not None and _any_wrote(request.target))
+    training = _find_training_source(request, options, students, minutes=minutes)
     _check_budget_and_texts(budget, training)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
@@ -177,7 +179,7 @@ def compress_to_budget(
     taken = partial(progress.say, "another process runs the same search; this one starts its own")
     with locked(entry, if_taken=taken) as work:
         resumes = _wrote(work, request.target)
-        _check_outputs(request, students, own=resumes)
+        _check_outputs(request, read, own=resumes)
         if request.fresh:
             shutil.rmtree(work, ignore_errors=True)
         if not untouched:
@@ -222,14 +224,13 @@ def _speeds(
     return prospects.speeds()
 
 
-def _check_outputs(request: Request, students: Sequence[str], *, own: bool) -> None:
-    """Rejects an output that exists, unless it may be replaced or is this search's `own`."""
+def _check_outputs(request: Request, read: Sequence[str], *, own: bool) -> None:
+    """Rejects an output that is `read`, or that exists unless it may be replaced or is the search's `own`."""
     if request.target is None:
         return
     files = () if request.corpus is None else request.corpus.files
     for folder in (request.target, *([pair_folder(request.target)] if request.pair else [])):
-        read = [name for name in (request.name, *students, *files) if name]
-        check_free(folder, replace=request.replace or own, read=read)
+        check_free(folder, replace=request.replace or own, read=[*read, *files])
 
 
 def _planned(
