@@ -26,7 +26,7 @@ _COMPARED_WITH = 4
 """Texts on which the gains of an input are compared."""
 _OUTLIERS = 8
 """Channels that a float matmul may take from an int8 one."""
-_WORTH = 0.8
+_WORTH = 0.9
 """The share of the error that may be left for such a matmul to be worth its time."""
 
 _Inputs = Mapping[str, NDArray[np.int64]]
@@ -284,9 +284,10 @@ def _best_gain(
     best, least = min(((each, error(each)) for each in plain), key=itemgetter(1))
     if outliers == 0 or len(matrices) > 1 or matrices[0].shape[0] <= matrices[0].shape[1]:
         return best  # to add as many outputs as there are inputs, or more, takes too long
-    split = best.copy()
-    split[np.argsort(-range_, kind="stable")[:outliers]] = np.inf
-    return split if error(split) < _WORTH * least else best
+    split = np.isin(np.arange(len(range_)), np.argsort(-range_, kind="stable")[:outliers])
+    plain = [np.where(split, np.float32(np.inf), each) for each in plain]
+    other, left = min(((each, error(each)) for each in plain), key=itemgetter(1))
+    return other if left < _WORTH * least else best
 
 
 def _floored(values: Vectors) -> Vectors:
