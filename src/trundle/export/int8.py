@@ -25,8 +25,8 @@ _SHIFTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 _COMPARED_WITH = 4
 """Texts on which the gains of an input are compared."""
 _OUTLIERS = 8
-"""Channels that a float matmul may take from an int8 one; all-mpnet-base-v2 has one to four per input."""
-_WORTH = 0.8
+"""Channels that a float matmul may take from an int8 one."""
+_WORTH = 0.9
 """The share of the error that may be left for such a matmul to be worth its time."""
 
 _Inputs = Mapping[str, NDArray[np.int64]]
@@ -266,7 +266,8 @@ def _best_gain(
 ) -> Vectors:
     """The gain of an input's channels with the least error, from their largest values and their rows'.
 
-    At most the number of `outliers` get an infinite gain, and only if that is worth its time.
+    If the matrix has more inputs than outputs, as the second one of an MLP, `outliers` of the channels get an
+    infinite gain where that is worth its time.
     """
     rows = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
 
@@ -281,9 +282,12 @@ def _best_gain(
 
     plain = list(map(gain, _SHIFTS))
     best, least = min(((each, error(each)) for each in plain), key=itemgetter(1))
-    split = best.copy()
-    split[np.argsort(-range_, kind="stable")[:outliers]] = np.inf
-    return split if error(split) < _WORTH * least else best
+    if outliers == 0 or len(matrices) > 1 or matrices[0].shape[0] <= matrices[0].shape[1]:
+        return best  # to add as many outputs as there are inputs, or more, takes too long
+    split = np.isin(np.arange(len(range_)), np.argsort(-range_, kind="stable")[:outliers])
+    plain = [np.where(split, np.float32(np.inf), each) for each in plain]
+    other, left = min(((each, error(each)) for each in plain), key=itemgetter(1))
+    return other if left < _WORTH * least else best
 
 
 def _floored(values: Vectors) -> Vectors:
