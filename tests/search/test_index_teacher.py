@@ -114,7 +114,7 @@ def test_a_table_of_postgres_teaches(postgres: Any, rows: str, student: str, tmp
         database.execute("INSERT INTO chunks VALUES (-1, NULL, NULL)")
     output, progress = tmp_path / "small", RecordedProgress()
     where = f"{postgres.url}&table=chunks"
-    outcome = trundle.compress(
+    outcome = compress(
         index=where, budget=BUDGET, students=[student], minutes=0.05, output=output, progress=progress
     )
     assert isinstance(outcome, Outcome)
