@@ -163,10 +163,7 @@ def compress_to_budget(
         planned = _planned(prospects, limits, speeds, before=before)
     untouched = planned.chosen.candidate.untouched
     if request.pair and untouched:
-        raise BadInput(
-            f"{request.source} is within {limits} once it is {planned.chosen.candidate.precision}, so a pair "
-            "would hold the same model twice; leave --pair out, or pass a smaller budget"
-        )
+        raise _pair_of_one_model(request.name, planned)
     if request.dry_run:
         rate = 1.0 if untouched else prospects.reading_rate()
         return planned if untouched else _timed(planned, prospects, minutes, rate, training)
@@ -222,6 +219,13 @@ def _speeds(
     if limits != _Budget(milliseconds=limits.milliseconds):
         prospects.promising(replace(limits, milliseconds=None), {}, before=before)
     return prospects.speeds()
+
+
+def _pair_of_one_model(source: str, planned: Outcome) -> BadInput:
+    return BadInput(
+        f"{source} is within {planned.budget} once it is {planned.chosen.candidate.precision}, so a pair would "
+        "hold the same model twice; leave --pair out, or pass a smaller budget"
+    )
 
 
 def _check_outputs(request: Request, read: Sequence[str], *, own: bool) -> None:
