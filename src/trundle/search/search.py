@@ -223,8 +223,8 @@ def _speeds(
 
 def _pair_of_one_model(source: str, planned: Outcome) -> BadInput:
     return BadInput(
-        f"{source} is within {planned.budget} once it is {planned.chosen.candidate.precision}, so a pair would "
-        "hold the same model twice; leave --pair out, or pass a smaller budget"
+        f"{source} is within {planned.budget} once it is {planned.chosen.candidate.precision}, so a pair "
+        "would hold the same model twice; leave --pair out, or pass a smaller budget"
     )
 
 
