@@ -307,7 +307,7 @@ def test_align_learns_from_an_index_and_records_no_password(
     run = compress(student, recipe, output=tmp_path / "small")
     assert opened == [address]
     assert run.model.get_embedding_dimension() == 32
-    assert run.steps[0].facts["texts"] > 500
+    assert run.steps[0].facts["texts"] == 45  # of 50: the others are for validation
     written = [file.read_bytes() for file in (tmp_path / "small").rglob("*") if file.is_file()]
     assert b"s3cr3t" not in b"".join(written)
     assert "s3cr3t" not in json.dumps(run.as_json())
