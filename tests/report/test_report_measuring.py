@@ -95,7 +95,7 @@ def test_an_exported_graph_is_what_is_measured(run_folder: Path, texts_file: Pat
 
 def figures(model: str, latency: float) -> _ModelFigures:
     once = _of_rounds([latency])
-    measured = {field.name: once for field in fields(_ModelFigures) if field.type == "Measurement"}
+    measured = {field.name: once for field in fields(_ModelFigures) if field.type == "_Measurement"}
     counted = {field.name: 1 for field in fields(_ModelFigures) if "int" in str(field.type)}
     return _ModelFigures(model=model, engine="torch", device="cpu", **measured, **counted)  # type: ignore[arg-type]
 

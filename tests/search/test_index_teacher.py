@@ -108,18 +108,18 @@ def test_a_table_of_postgres_teaches(postgres: Any, rows: str, student: str, tmp
     vectors = np.stack(pq.read_table(rows).column("vector").to_pylist())
     with psycopg.connect(postgres.url) as database:
         database.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        database.execute("CREATE TABLE chunks (id int PRIMARY KEY, content text, embedding vector(32))")
+        database.execute("CREATE TABLE lessons (id int PRIMARY KEY, content text, embedding vector(32))")
         stored = zip(range(len(TEXTS)), TEXTS, (str(row.tolist()) for row in vectors), strict=True)
-        database.cursor().executemany("INSERT INTO chunks VALUES (%s, %s, %s)", list(stored))
-        database.execute("INSERT INTO chunks VALUES (-1, NULL, NULL)")
+        database.cursor().executemany("INSERT INTO lessons VALUES (%s, %s, %s)", list(stored))
+        database.execute("INSERT INTO lessons VALUES (-1, NULL, NULL)")
     output, progress = tmp_path / "small", RecordedProgress()
-    where = f"{postgres.url}&table=chunks"
+    where = f"{postgres.url}&table=lessons"
     outcome = compress(
         index=where, budget=BUDGET, students=[student], minutes=0.05, output=output, progress=progress
     )
     assert isinstance(outcome, Outcome)
     assert outcome.check is not None
-    assert outcome.check.index.endswith("table chunks")
+    assert outcome.check.index.endswith("table lessons")
     assert outcome.check.total == len(TEXTS) + 1
     assert outcome.check.agreement > 0.2, "ten of 700 by chance agree in 0.014"
     assert any("left out 1 with no vector" in line for line in progress.lines)

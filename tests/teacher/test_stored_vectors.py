@@ -49,7 +49,7 @@ class Reader:
                 raise BadInput("the server went away")
             part = slice(start, start + 4)
             ids = tuple(map(str, range(start, start + 4)))
-            yield _RowBatch(ids=ids, texts=tuple(self.texts[part]), vectors=self.vectors[part])
+            yield _RowBatch(raw_ids=list(ids), texts=tuple(self.texts[part]), vectors=self.vectors[part])
 
     def close(self) -> None:
         pass

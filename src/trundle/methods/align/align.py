@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -193,8 +193,11 @@ def _train(
         default_rate=_RATE if static_table(student) is None else _STATIC_RATE,
     )
     compiles = _compiles(options, task)
-    with compiled_blocks(transformer_of(student).model) if compiles else nullcontext():
-        trained = run_training(
+    with (
+        nullcontext() if imitator is None else closing(imitator),
+        compiled_blocks(transformer_of(student).model) if compiles else nullcontext(),
+    ):
+        return run_training(
             student,
             task,
             settings,
@@ -204,9 +207,6 @@ def _train(
             module=None if imitator is None else imitator.trained,
             keep_zeros=options.keep_zeros,
         )
-    if imitator is not None:
-        imitator.close()
-    return trained
 
 
 def _compiles(options: AlignOptions, task: TrainingTask[Any]) -> bool:
