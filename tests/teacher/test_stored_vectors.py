@@ -125,7 +125,7 @@ def test_vectors_are_found_by_text_and_role(tmp_path: Path) -> None:
     known = stored_embedder(targets, "memory")
     np.testing.assert_array_equal(known.document(["row 5"]), known.query(["row 5"]))
     np.testing.assert_allclose(known.text(["row 7"])[0], vector("document", "row 7"), atol=1e-3)
-    with pytest.raises(BadInput, match="--teacher"):
+    with pytest.raises(BadInput, match="as the teacher"):
         known.query(["unknown"])
     maker = FakeTeacher()
     both = stored_embedder(targets, "memory", maker=maker.embedder).query(["row 5", "unknown", "row 7"])
