@@ -40,9 +40,9 @@ def main() -> None:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         call([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", place / "wheels", ROOT])
         [wheel] = (place / "wheels").glob("trundle-*.whl")
-        venv.create(place / "venv", with_pip=True)
+        venv.create(place / "venv")
         python = place / "venv" / "bin" / "python"
-        install = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        install = [*pip, "--python", python, "install", "--quiet", "--no-compile"]
         call([*install, "--constraint", ROOT / "constraints.txt", wheel])
         call([python, "-c", ENCODE, model, *(["ready"] if model == READY else [])], cwd=place)
         refused = subprocess.run(
