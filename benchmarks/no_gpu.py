@@ -181,8 +181,8 @@ class Rows:
 
     def _searched(self, row: str, minutes: str) -> tuple[Embedder, int]:
         folder = self.output / row
-        words = ("--budget", "7x", "--minutes", minutes, "--data", *self.data)
-        trundle("compress", self.model, *words, "-o", folder)
+        data = [word for source in self.data for word in ("--data", source)]
+        trundle("compress", self.model, "--budget", "7x", "--minutes", minutes, *data, "-o", folder)
         return exported(folder, "onnx")
 
     def _replaced(self, row: str, engine: str, write: Callable[[Path, Path], None]) -> tuple[Embedder, int]:

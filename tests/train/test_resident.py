@@ -17,7 +17,14 @@ from trundle.embedder import _plain
 from trundle.methods import METHODS
 from trundle.methods.align import resident
 from trundle.methods.align.leaf import _loader, make_align_task
-from trundle.methods.align.resident import _fits, _keep_teachers_tokens, _make_resident, _Resident
+from trundle.methods.align.resident import (
+    _fits,
+    _id_map,
+    _keep_teachers_tokens,
+    _make_resident,
+    _Names,
+    _Resident,
+)
 from trundle.methods.contract import Context
 from trundle.model import encode
 from trundle.model.encode import labelling_embedder
@@ -169,3 +176,11 @@ def test_a_student_gets_the_tokens_that_its_teacher_read(
     found = _make_resident(student, targets, torch.device("cpu"), context)
     assert (max(tokenised) < len(targets)) == (family == "bert")
     assert_same_tokens(found, student, targets, context, tmp_path)
+
+
+def test_a_token_with_two_roles_keeps_its_id_if_the_other_tokenizer_has_one_of_them():
+    """Otherwise every text of a teacher like MPNet would be tokenised again."""
+    theirs = {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}
+    old = _Names(ids={"<s>": 0, "</s>": 1, "word": 2, "gone": 3}, special=theirs)
+    new = _Names(ids={"[CLS]": 7, "[SEP]": 8, "word": 9}, special={"cls_token": "[CLS]", "sep_token": "[SEP]"})
+    assert _id_map(old, new).tolist() == [7, 8, 9, -1]

@@ -272,8 +272,9 @@ def _names_of(tokenizer: Any) -> _Names:
 
 def _id_map(old: _Names, new: _Names) -> NDArray[np.int32]:
     """The new id of each old one, by the token's string or its special role; −1 if it is gone."""
-    same = {token: new.special.get(role) for role, token in old.special.items()}
+    # A token with two roles, such as RoBERTa's <s>, may have only one of them in the other tokenizer.
+    same = {token: new.special[role] for role, token in old.special.items() if role in new.special}
     ids = np.full(max(old.ids.values()) + 1, -1, np.int32)
     for token, number in old.ids.items():
-        ids[number] = new.ids.get(same.get(token, token) or "", -1)
+        ids[number] = new.ids.get(same.get(token, token), -1)
     return ids
