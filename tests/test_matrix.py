@@ -209,9 +209,9 @@ def test_plain_transformers_opens_the_backbone(family: str, tmp_path: Path) -> N
 
 
 def transformer_layers(backbone: Any) -> Any:
-    from trundle.model.anatomy import family_of
+    from trundle.model.anatomy import _family_of
 
-    return backbone.get_submodule(family_of(backbone.config.model_type).blocks)
+    return backbone.get_submodule(_family_of(backbone.config.model_type).blocks)
 
 
 def test_align_brings_a_cut_model_closer_to_its_teacher(

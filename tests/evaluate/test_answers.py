@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from trundle.evaluate.metrics import class_measures, number_measures
+from trundle.evaluate.metrics import number_measures
+from trundle.methods.finetune.finetune import _class_measures
 
 
 def test_two_classes():
     # right: two of three ones, one of two zeros
-    found = class_measures([1, 1, 0, 0, 1], [1, 1, 1, 0, 0], 2)
+    found = _class_measures([1, 1, 0, 0, 1], [1, 1, 1, 0, 0], 2)
     assert found["accuracy"] == pytest.approx(3 / 5)
     assert found["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     assert found["matthews"] == pytest.approx((2 * 1 - 1 * 1) / (3 * 2 * 3 * 2) ** 0.5)
 
 
 def test_more_classes_count_the_same_in_f1():
-    found = class_measures([0, 0, 0, 1, 0], [0, 0, 0, 1, 2], 3)
+    found = _class_measures([0, 0, 0, 1, 0], [0, 0, 0, 1, 2], 3)
     assert found["f1"] == pytest.approx((6 / 7 + 1 + 0) / 3)
 
 
 def test_one_answer_for_everything_is_no_correlation():
-    assert class_measures([1, 1, 1], [1, 0, 1], 2)["matthews"] == 0
+    assert _class_measures([1, 1, 1], [1, 0, 1], 2)["matthews"] == 0
     assert number_measures([3.0, 3.0], [1.0, 2.0]) == {"pearson": 0, "spearman": 0, "distance": 1.5}
 
 

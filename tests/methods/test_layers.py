@@ -26,7 +26,7 @@ from trundle.methods.depth.curve import (
     measure_curve,
 )
 from trundle.methods.training import Prompts
-from trundle.model.anatomy import family_of
+from trundle.model.anatomy import _family_of
 from trundle.model.encode import multiplies_bf16
 from trundle.model.heads import without_head
 from trundle.model.surgery import Cut, cut
@@ -86,7 +86,7 @@ def test_every_layer_is_a_hidden_state_under_the_final_norm(
     inputs = {name: value for name, value in features.items() if torch.is_tensor(value)}
     with torch.no_grad():
         states = list(backbone(**inputs, output_hidden_states=True).hidden_states[1:])
-        norm = family_of(backbone.config.model_type).final_norm
+        norm = _family_of(backbone.config.model_type).final_norm
         if norm is not None:
             states[:-1] = map(backbone.get_submodule(norm), states[:-1])
         for state, ours in zip(states, _pooled_by_layer(model, pico.TEXTS), strict=True):

@@ -19,10 +19,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 import pico
 from trundle.errors import BadInput, BadModel, UnknownFamily
 from trundle.export.exporting import export_model
-from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
+from trundle.methods.depth.depth import _shares_by_rank
+from trundle.model.anatomy import _BY_MODEL_TYPE, _family_of
 from trundle.model.encode import embedder
 from trundle.model.load import load
-from trundle.model.static import shares_by_rank, static_model, static_shape
+from trundle.model.static import static_model, static_shape
 from trundle.model.surgery import transformer_of
 from trundle.runtime.description import Description, read_description
 
@@ -143,7 +144,7 @@ def test_a_folder_of_graphs_alone(folder: Path, tmp_path: Path) -> None:
 
 def test_a_static_model_has_nothing_to_cut(folder: Path, tmp_path: Path) -> None:
     model = load(folder)
-    static = static_model(model, shares_by_rank(static_shape(model)[0]))
+    static = static_model(model, _shares_by_rank(static_shape(model)[0]))
     with pytest.raises(BadModel, match=r"is static.*pass the model it was made from"):
         transformer_of(static)
 
@@ -301,7 +302,7 @@ def test_code_that_comes_with_a_model_does_not_run(folder: Path) -> None:
 
 def test_an_unknown_family_names_what_a_row_needs() -> None:
     with pytest.raises(UnknownFamily, match="can still teach"):
-        family_of("mamba")
+        _family_of("mamba")
     assert "bert" in _BY_MODEL_TYPE
 
 

@@ -13,12 +13,13 @@ from transformers import AutoConfig, AutoModel
 
 import pico
 from trundle.errors import ImpossibleCut
-from trundle.model.anatomy import family_of
+from trundle.methods.width.importance import _by_priority
+from trundle.model.anatomy import _family_of
 from trundle.model.layout import layout_of
-from trundle.model.nested import Selection, _spaced, _spaced_pairs, by_priority, default_select, narrow_cut
+from trundle.model.nested import Selection, _spaced, _spaced_pairs, default_select, narrow_cut
 from trundle.model.surgery import _cut_backbone
 
-ROTARY = [family for family, (kind, _) in pico.CONFIGS.items() if family_of(kind).rotary]
+ROTARY = [family for family, (kind, _) in pico.CONFIGS.items() if _family_of(kind).rotary]
 
 
 def speeds(backbone: Any) -> list[torch.Tensor]:
@@ -70,7 +71,7 @@ def test_by_priority_is_an_order_that_begins_with_the_narrowest(size: int, data:
     narrow = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=size))
     more = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=size))
     wide = tuple(dict.fromkeys([*narrow, *more]))
-    found = by_priority(size, [wide, tuple(narrow)])
+    found = _by_priority(size, [wide, tuple(narrow)])
     assert sorted(found) == list(range(size))
     assert found[: len(narrow)] == tuple(narrow)
     assert set(found[: len(wide)]) == set(wide)

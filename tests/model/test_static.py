@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 import pico
 from trundle.errors import BadModel
+from trundle.methods.depth.depth import _shares_by_rank
 from trundle.model.cost import cost, predict
 from trundle.model.heads import with_linear_head
 from trundle.model.load import load
@@ -24,7 +25,6 @@ from trundle.model.static import (
     _SIF,
     _frequency_weights,
     _token_vectors,
-    shares_by_rank,
     static_model,
     static_shape,
     static_table,
@@ -63,7 +63,7 @@ def test_a_text_is_the_mean_of_its_tokens(
     pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
 ) -> None:
     model = pico_model("bert")
-    shares = shares_by_rank(static_shape(model)[0])
+    shares = _shares_by_rank(static_shape(model)[0])
     static_model(model, shares).save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
     vectors, weights = _token_vectors(model).numpy(), _frequency_weights(shares)
@@ -95,7 +95,7 @@ def test_frequent_tokens_weigh_less(counts: list[int]) -> None:
 
 
 def test_ranks_follow_zipf() -> None:
-    shares = shares_by_rank(1000)
+    shares = _shares_by_rank(1000)
     assert shares.sum() == pytest.approx(1)
     np.testing.assert_allclose(shares[0] / shares, np.arange(2, 1002) / 2)
 

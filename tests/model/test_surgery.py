@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 import pico
 from trundle.errors import BadModel, ImpossibleCut
-from trundle.model.anatomy import _BY_MODEL_TYPE, family_of
+from trundle.model.anatomy import _BY_MODEL_TYPE, _family_of
 from trundle.model.heads import reinitialised, with_linear_head
 from trundle.model.layout import _shrunk, layout_of
 from trundle.model.static import static_model, static_shape
@@ -40,7 +40,7 @@ def test_keeping_the_first_blocks_gives_the_models_hidden_state(family: str) -> 
     whole = pico.backbone(family)
     cut_model = _cut_backbone(whole, Cut(blocks=(0, 1)))
     inside = states(whole).hidden_states[2]
-    norm = family_of(whole.config.model_type).final_norm
+    norm = _family_of(whole.config.model_type).final_norm
     expected = inside if norm is None else whole.get_submodule(norm)(inside)
     torch.testing.assert_close(states(cut_model).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
 
@@ -51,7 +51,7 @@ def test_any_blocks_equal_the_model_without_the_others(family: str) -> None:
     whole = pico.backbone(family)
     kept = (0, 2, 3)
     by_hand = copy.deepcopy(whole)
-    row = family_of(by_hand.config.model_type)
+    row = _family_of(by_hand.config.model_type)
     parent, _, name = row.blocks.rpartition(".")
     blocks = by_hand.get_submodule(row.blocks)
     setattr(by_hand.get_submodule(parent), name, torch.nn.ModuleList(blocks[i] for i in kept))
@@ -101,7 +101,7 @@ def test_a_permutation_of_the_hidden_width_only_permutes_the_output(family: str)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if not family_of(pico.CONFIGS[f][0]).rotary])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if not _family_of(pico.CONFIGS[f][0]).rotary])
 def test_a_permutation_inside_heads_changes_nothing_without_rotary_positions(family: str) -> None:
     whole = pico.backbone(family)
     order = tuple(np.random.default_rng(2).permutation(layout_of(whole).sizes["head"]).tolist())
@@ -109,7 +109,7 @@ def test_a_permutation_inside_heads_changes_nothing_without_rotary_positions(fam
     torch.testing.assert_close(ours, states(whole).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if family_of(pico.CONFIGS[f][0]).rotary])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if _family_of(pico.CONFIGS[f][0]).rotary])
 def test_swapping_rotary_halves_in_queries_and_keys_shows_in_the_output(family: str) -> None:
     """Rotary positions tie dimensions to frequencies, so a permutation inside heads is not free there."""
     whole = pico.backbone(family)

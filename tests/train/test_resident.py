@@ -182,5 +182,6 @@ def test_a_token_with_two_roles_keeps_its_id_if_the_other_tokenizer_has_one_of_t
     """Otherwise every text of a teacher like MPNet would be tokenised again."""
     theirs = {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}
     old = _Names(ids={"<s>": 0, "</s>": 1, "word": 2, "gone": 3}, special=theirs)
-    new = _Names(ids={"[CLS]": 7, "[SEP]": 8, "word": 9}, special={"cls_token": "[CLS]", "sep_token": "[SEP]"})
+    ours = {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    new = _Names(ids={"[CLS]": 7, "[SEP]": 8, "word": 9}, special=ours)
     assert _id_map(old, new).tolist() == [7, 8, 9, -1]

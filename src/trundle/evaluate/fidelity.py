@@ -14,7 +14,7 @@ from trundle.data.sampling import sample
 from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Vectors, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.retrieval import _check_same_width, _paired_cosines, _Positions, nearest, unit
+from trundle.evaluate.retrieval import _check_same_width, _paired_cosines, nearest
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import HeldOutVectors
@@ -192,47 +192,3 @@ def watch_margin(
         }
 
     return watch
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Top:
-    """The nearest documents of each query, best first, with their cosines."""
-
-    positions: _Positions
-    cosines: NDArray[np.float64]
-
-
-def find_top(queries: Vectors, documents: Vectors, k: int) -> Top:
-    """The k nearest documents of each query."""
-    positions = nearest(queries, documents, k)
-    cosines = np.einsum("qd,qkd->qk", unit(queries), unit(documents)[positions])
-    return Top(positions=positions, cosines=cosines)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Plane:
-    """Vectors of both models in two dimensions."""
-
-    teacher: NDArray[np.float64]
-    student: NDArray[np.float64]
-    shown: float
-    """Share of the teacher's variance in these two dimensions."""
-
-
-def on_a_plane(teacher: Vectors, student: Vectors) -> _Plane:
-    """Project both models' vectors onto the first two principal components of the teacher's.
-
-    The largest value of each component is positive, so that the same vectors give the same map.
-    """
-    wide = teacher.astype(np.float64)
-    centre = wide.mean(axis=0)
-    _, sizes, directions = np.linalg.svd(wide - centre, full_matrices=False)
-    plane = directions[:2]
-    largest = np.abs(plane).argmax(axis=1)
-    plane = plane * np.sign(plane[np.arange(len(plane)), largest])[:, None]
-    energy = sizes**2
-    return _Plane(
-        teacher=(wide - centre) @ plane.T,
-        student=(student.astype(np.float64) - centre) @ plane.T,
-        shown=float(energy[:2].sum() / energy.sum()) if energy.sum() else 1.0,
-    )

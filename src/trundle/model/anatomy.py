@@ -270,7 +270,7 @@ _FAMILIES: tuple[_Family, ...] = (
 _BY_MODEL_TYPE: dict[str, _Family] = {kind: family for family in _FAMILIES for kind in family.model_types}
 
 
-def family_of(model_type: str) -> _Family:
+def _family_of(model_type: str) -> _Family:
     """Return the row of a `config.model_type`; the error for an unknown one says what a row needs."""
     if model_type not in _BY_MODEL_TYPE:
         known = ", ".join(sorted(_BY_MODEL_TYPE))

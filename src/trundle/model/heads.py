@@ -114,23 +114,6 @@ def linear_head(
     return [dense, Normalize()] if normalise else [dense]
 
 
-def rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> None:
-    """Scale the output of the last linear layer by `spread` and shift it by `mean`, in place."""
-    dense = model[-1]
-    assert isinstance(dense, Dense)
-    with torch.no_grad():
-        dense.linear.weight.mul_(spread)
-        dense.linear.bias.mul_(spread).add_(mean)
-
-
-def name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
-    """Write the class names of the scores into the config; no labels means regression."""
-    config = transformer_of(model).model.config
-    config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
-    config.label2id = {name: number for number, name in config.id2label.items()}
-    config.problem_type = "single_label_classification" if labels else "regression"
-
-
 def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransformer:
     """Return the model with the backbone's weights initialised again, by its own code."""
     transformer = transformer_of(model)

@@ -19,10 +19,10 @@ from trundle.model.anatomy import (
     _Axes,
     _axes_of,
     _Family,
+    _family_of,
     _Member,
     _Part,
     _Table,
-    family_of,
     terms,
 )
 
@@ -105,7 +105,7 @@ def token_limit(backbone: PreTrainedModel) -> int | None:
 
 def layout_of(backbone: PreTrainedModel) -> Layout:
     """Return the layout of a backbone, checked against the shapes of its weights."""
-    family = family_of(backbone.config.model_type)
+    family = _family_of(backbone.config.model_type)
     weights = dict(backbone.named_parameters())
     layout = Layout(
         family=family,

@@ -93,11 +93,6 @@ def load(
     return model if width is None else _narrowed(model, folder, width)
 
 
-def is_embedder(name: str | Path) -> bool:
-    """Return whether a folder or hub name is an embedding model, not a bare backbone."""
-    return (model_folder(str(name)) / "modules.json").is_file()
-
-
 def nested_in(name: str | Path) -> Nested | None:
     """Return the sizes inside the model of a folder or hub name, or None if it is not nested."""
     return _read_nested(model_folder(str(name)))

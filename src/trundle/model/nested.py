@@ -7,9 +7,8 @@ only the selection is used.
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -25,7 +24,7 @@ from trundle.errors import BadModel, ImpossibleCut
 from trundle.model.heads import with_linear_head
 from trundle.model.layout import Layout, layout_of
 from trundle.model.save import weights_digest
-from trundle.model.surgery import Cut, Indices, cut, narrow_modules, transformer_of
+from trundle.model.surgery import Cut, Indices, cut, transformer_of
 
 Select = Literal["consecutive", "uniform", "rotary", "importance"]
 
@@ -93,13 +92,6 @@ def _size_at(layout: Layout, axis: str, share: Fraction) -> int:
         possible = Fraction(max(1, round(size * share)), size)
         raise ImpossibleCut(f"{share} of the {names[axis]} {size} is not a whole number; pass {possible}")
     return int(size * share)
-
-
-def by_priority(size: int, selections: Sequence[Indices]) -> Indices:
-    """Return all positions, those of the narrowest selection first: the most important ones belong there."""
-    narrowest_first = sorted(selections, key=len)
-    ordered = dict.fromkeys(place for kept in narrowest_first for place in kept)
-    return (*ordered, *(place for place in range(size) if place not in ordered))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,15 +175,6 @@ def untrained(name: str, width: Fraction, nested: Nested | None) -> str:
 
 def _default_selection(model: SentenceTransformer) -> Selection:
     return Selection(select=default_select(layout_of(transformer_of(model).model)))
-
-
-def pooled_width(model: SentenceTransformer, what: Cut) -> int:
-    """Return the width of the vectors of the model after a cut."""
-    hidden = what.hidden or tuple(range(layout_of(transformer_of(model).model).sizes["hidden"]))
-    rest = [copy.deepcopy(module) for module in list(model)[1:]]
-    narrow_modules(rest, hidden)
-    widths = [getattr(module, "get_embedding_dimension", lambda: None)() for module in rest]
-    return next((width for width in reversed(widths) if width), len(hidden))
 
 
 def at_width(

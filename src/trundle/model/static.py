@@ -120,12 +120,6 @@ def _frequency_weights(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights / float(shares @ weights)
 
 
-def shares_by_rank(rows: int) -> NDArray[np.float64]:
-    """Return each token's share of all text by Zipf's law, for a vocabulary sorted by frequency."""
-    shares: NDArray[np.float64] = 1 / np.arange(2, rows + 2, dtype=np.float64)
-    return shares / float(shares.sum())
-
-
 def _tokenizer(model: SentenceTransformer) -> Tokenizer:
     """A copy of the model's tokenizer that truncates at the same number of text tokens."""
     tokenizer: Any = transformer_of(model).tokenizer

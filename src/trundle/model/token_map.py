@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trundle.errors import BadModel, ImpossibleCut
 from trundle.model import tokenizer as tokenizer_file
-from trundle.model.anatomy import _pinned_ids, family_of
+from trundle.model.anatomy import _family_of, _pinned_ids
 from trundle.model.surgery import Cut, _cut_backbone, _shallow_copy, transformer_of, with_modules
 
 _MAP_FILE = "token_map.npy"
@@ -86,7 +86,7 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
     if beyond := [token for number, token in tokens.items() if number >= size]:
         raise BadModel(f"token {beyond[0]!r} has no embedding; use the model's own tokenizer")
     named = tokenizer_file._named_ids(content) | set(tokenizer.all_special_ids)
-    named.update(_pinned_ids(family_of(config.model_type), config))
+    named.update(_pinned_ids(_family_of(config.model_type), config))
     for prompt in model.prompts.values():
         if prompt:
             named.update(backend.encode(prompt, add_special_tokens=False).ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from trundle.data.texts import Text
 from trundle.embedder import Embedder, Vectors
 from trundle.errors import UserError
 from trundle.evaluate.comparison import Comparison, compare
-from trundle.evaluate.fidelity import AGREEMENT_AT, Fidelity, Top, find_top, on_a_plane
+from trundle.evaluate.fidelity import AGREEMENT_AT, Fidelity
+from trundle.evaluate.retrieval import nearest, unit
 from trundle.evaluate.shortening import Shorten, read_ranges
 from trundle.evaluate.tasks import Task
 from trundle.methods.vocabulary.scores import count_tokens, tokenised
@@ -72,13 +73,13 @@ class _Measuring:
         """Search some queries in three modes; return the results by run, and the documents found."""
         chosen = sample(queries, _SAMPLE_QUERIES, seed=0)
         index = self._teacher.document(documents)
-        by_teacher = find_top(self._teacher.query(chosen), index, AGREEMENT_AT)
+        by_teacher = _find_top(self._teacher.query(chosen), index, AGREEMENT_AT)
         found: dict[str, tuple[_SampleSearch, ...]] = {}
         places: set[int] = set()
         for name, student in self._same_width():
             vectors = student.query(chosen)
-            asymmetric = find_top(vectors, index, AGREEMENT_AT)
-            alone = find_top(vectors, student.document(documents), AGREEMENT_AT)
+            asymmetric = _find_top(vectors, index, AGREEMENT_AT)
+            alone = _find_top(vectors, student.document(documents), AGREEMENT_AT)
             found[name] = tuple(
                 _SampleSearch(
                     query=_one_line(query, _LONGEST),
@@ -105,7 +106,7 @@ class _Measuring:
         theirs = vectors(self._teacher)
         found = {}
         for name, student in self._same_width():
-            plane = on_a_plane(theirs, vectors(student))
+            plane = _on_a_plane(theirs, vectors(student))
             found[name] = _Projection(
                 texts=tuple(_one_line(texts[place], 120) for place in chosen),
                 teacher=points(plane.teacher),
@@ -120,7 +121,7 @@ class _Measuring:
         return [each for each in self._students.items() if each[1].text(["width"]).shape[1] == width]
 
 
-def _top_documents(top: Top, row: int) -> contents._TopDocuments:
+def _top_documents(top: _Top, row: int) -> contents._TopDocuments:
     cosines = tuple(round(float(cosine), 4) for cosine in top.cosines[row])
     return contents._TopDocuments(documents=tuple(top.positions[row].tolist()), cosines=cosines)
 
@@ -203,3 +204,47 @@ def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) ->
     sizes = np.unique(np.geomspace(10, size, _CURVE_POINTS).round().astype(int))
     points = [(float(n), round(float(covered[n - 1]), 5)) for n in sizes]
     return contents._TokenCurve(tokenizer=name, texts=len(texts), points=tuple(points))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Top:
+    """The nearest documents of each query, best first, with their cosines."""
+
+    positions: NDArray[np.int64]
+    cosines: NDArray[np.float64]
+
+
+def _find_top(queries: Vectors, documents: Vectors, k: int) -> _Top:
+    """The k nearest documents of each query."""
+    positions = nearest(queries, documents, k)
+    cosines = np.einsum("qd,qkd->qk", unit(queries), unit(documents)[positions])
+    return _Top(positions=positions, cosines=cosines)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Plane:
+    """Vectors of both models in two dimensions."""
+
+    teacher: NDArray[np.float64]
+    student: NDArray[np.float64]
+    shown: float
+    """Share of the teacher's variance in these two dimensions."""
+
+
+def _on_a_plane(teacher: Vectors, student: Vectors) -> _Plane:
+    """Project both models' vectors onto the first two principal components of the teacher's.
+
+    The largest value of each component is positive, so that the same vectors give the same map.
+    """
+    wide = teacher.astype(np.float64)
+    centre = wide.mean(axis=0)
+    _, sizes, directions = np.linalg.svd(wide - centre, full_matrices=False)
+    plane = directions[:2]
+    largest = np.abs(plane).argmax(axis=1)
+    plane = plane * np.sign(plane[np.arange(len(plane)), largest])[:, None]
+    energy = sizes**2
+    return _Plane(
+        teacher=(wide - centre) @ plane.T,
+        student=(student.astype(np.float64) - centre) @ plane.T,
+        shown=float(energy[:2].sum() / energy.sum()) if energy.sum() else 1.0,
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput, ImpossibleCut
@@ -15,7 +17,7 @@ from trundle.methods.depth.curve import measure_curve
 from trundle.methods.training import healed, plan_healing
 from trundle.model.cost import Cost, predict, predict_static
 from trundle.model.layout import check_blocks, layout_of
-from trundle.model.static import shares_by_rank, static_model, static_shape, token_counts
+from trundle.model.static import static_model, static_shape, token_counts
 from trundle.model.surgery import Cut, cut, transformer_of
 
 _COUNTED_TEXTS = 100_000
@@ -113,7 +115,7 @@ def apply(model: SentenceTransformer, plan: _DepthPlan, context: Context) -> App
         small, facts = healed(model, cut(model, what), what, plan.heal, context)
         return Applied(model=small, facts=facts)
     if plan.frequencies == "rank":
-        shares = shares_by_rank(static_shape(model)[0])
+        shares = _shares_by_rank(static_shape(model)[0])
     elif context.corpus is None:
         raise BadInput("this plan weights tokens by their frequency; pass the texts with --data")
     else:
@@ -123,3 +125,9 @@ def apply(model: SentenceTransformer, plan: _DepthPlan, context: Context) -> App
             raise BadInput("there are no texts to count tokens in; pass more with --data, or leave it out")
         shares = counts / counts.sum()
     return Applied(model=static_model(model, shares, progress=context.progress))
+
+
+def _shares_by_rank(rows: int) -> NDArray[np.float64]:
+    """Returns each token's share of all text by Zipf's law, for a vocabulary sorted by frequency."""
+    shares: NDArray[np.float64] = 1 / np.arange(2, rows + 2, dtype=np.float64)
+    return shares / float(shares.sum())

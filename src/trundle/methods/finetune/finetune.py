@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,12 +19,12 @@ from trundle.data.examples import LabelledRow
 from trundle.data.sampling import fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
-from trundle.evaluate.metrics import class_measures, number_measures
+from trundle.evaluate.metrics import number_measures
 from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune import _EPOCHS, _FinetuneOptions, _FinetunePlan
 from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
 from trundle.model.cost import Cost, predict
-from trundle.model.heads import copy_of, name_labels, rescale_head, with_new_head, without_head
+from trundle.model.heads import copy_of, with_new_head, without_head
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
 from trundle.model.tokens import Features, check_fast_tokenizer, make_tokeniser
@@ -151,8 +153,8 @@ def _trained(
         keep_zeros=options.keep_zeros,
     )
     if not plan.labels:
-        rescale_head(student, mean=mean, spread=spread)
-    name_labels(student, plan.labels)
+        _rescale_head(student, mean=mean, spread=spread)
+    _name_labels(student, plan.labels)
     student.max_seq_length = original_length
     return student, trained
 
@@ -206,7 +208,7 @@ def _measures_of(
     right = _answers_of(rows, plan.labels)
     if not plan.labels:
         return number_measures(scores[:, 0], right)
-    return class_measures(scores.argmax(axis=1).tolist(), right, len(plan.labels))
+    return _class_measures(scores.argmax(axis=1).tolist(), right, len(plan.labels))
 
 
 def _steps_and_interval(options: _FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
@@ -274,3 +276,33 @@ def _answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> list[floa
         return [_as_number(row) for row in rows]
     numbers = {name: number for number, name in enumerate(labels)}
     return [numbers[_name_of(row)] for row in rows]
+
+
+def _rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> None:
+    """Scales the output of the last linear layer by `spread` and shifts it by `mean`, in place."""
+    dense = model[-1]
+    assert isinstance(dense, Dense)
+    with torch.no_grad():
+        dense.linear.weight.mul_(spread)
+        dense.linear.bias.mul_(spread).add_(mean)
+
+
+def _name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
+    """Writes the class names of the scores into the config; no labels means regression."""
+    config = transformer_of(model).model.config
+    config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    config.problem_type = "single_label_classification" if labels else "regression"
+
+
+def _class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
+    """Accuracy, F1 and Matthews correlation. F1 is that of the second of two classes (GLUE), or the mean.
+
+    Matthews correlation is 0 if only one class is ever answered.
+    """
+    how = {"pos_label": 1} if classes == 2 else {"average": "macro"}
+    return {
+        "accuracy": float(metrics.accuracy_score(right, answers)),
+        "f1": float(metrics.f1_score(right, answers, zero_division=0.0, **how)),
+        "matthews": float(metrics.matthews_corrcoef(right, answers)),
+    }

@@ -20,7 +20,7 @@ from trundle.methods.contract import Context
 from trundle.model.anatomy import Conv1D, Linear, Norm, terms
 from trundle.model.encode import read_through
 from trundle.model.layout import Layout, Parameter, layout_of
-from trundle.model.nested import Select, Selection, by_priority, narrow_cut
+from trundle.model.nested import Select, Selection, narrow_cut
 from trundle.model.surgery import Cut, Indices, transformer_of
 from trundle.progress import SILENT, Progress
 
@@ -56,7 +56,7 @@ class _Importance:
 
     def orders(self, heads: Sequence[Indices]) -> _Orders:
         """Put what matters most where the narrowest size keeps it; `heads`: each size's head dimensions."""
-        priority = by_priority(self.values.shape[-1], heads)
+        priority = _by_priority(self.values.shape[-1], heads)
 
         def placed(ranking: Indices) -> Indices:
             found = dict(zip(priority, ranking, strict=True))
@@ -211,3 +211,10 @@ def _prepare(
     how = Selection(select=select, mlp=mlp, hidden_order=_ranked(found.hidden))
     heads = [_cut_for(model, width, how).head or () for width in widths]
     return _reordered(model, found.orders(heads)), how
+
+
+def _by_priority(size: int, selections: Sequence[Indices]) -> Indices:
+    """Returns all positions, those of the narrowest selection first: the most important ones belong there."""
+    narrowest_first = sorted(selections, key=len)
+    ordered = dict.fromkeys(place for kept in narrowest_first for place in kept)
+    return (*ordered, *(place for place in range(size) if place not in ordered))

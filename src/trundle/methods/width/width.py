@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from trundle.cache import model_folder
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.align import AlignOptions
@@ -20,9 +23,9 @@ from trundle.methods.width.nesting import _fitted_map, _nest_together
 from trundle.model import heads
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.layout import Layout, layout_of
-from trundle.model.load import is_embedder, nested_in
-from trundle.model.nested import Selection, at_width, default_select, is_trained, pooled_width, untrained
-from trundle.model.surgery import Cut, transformer_of
+from trundle.model.load import nested_in
+from trundle.model.nested import Selection, at_width, default_select, is_trained, untrained
+from trundle.model.surgery import Cut, narrow_modules, transformer_of
 from trundle.progress import process_count
 from trundle.teacher.teacher import original_teacher
 
@@ -45,7 +48,7 @@ def plan(model: SentenceTransformer, options: _WidthOptions, context: Context) -
         raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
     objective = options.objective
     if objective == "auto":
-        objective = "align" if context.source is None or is_embedder(context.source) else "contrast"
+        objective = "align" if context.source is None or _is_embedder(context.source) else "contrast"
     found = _WidthPlan(
         options=options,
         widths=widths,
@@ -89,7 +92,7 @@ def _check_training(model: SentenceTransformer, plan: _WidthPlan, cuts: list[Cut
         raise BadInput("--pair needs sizes in their teacher's space; use objective: align")
     if next(context.corpus.examples(), None) is None:
         raise BadInput("there are no labelled tuples to train on; pass some, or use objective: align")
-    for width in (model.get_embedding_dimension() or 0, *(pooled_width(model, cut) for cut in cuts)):
+    for width in (model.get_embedding_dimension() or 0, *(_pooled_width(model, cut) for cut in cuts)):
         if width % 2:
             raise BadInput(
                 f"the angle loss halves vectors, and {width} is odd; pass other widths, or use align"
@@ -142,7 +145,7 @@ def forecast(model: SentenceTransformer, plan: _WidthPlan) -> Cost:
     if plan.result == 1:
         return cost(model)
     kept = _cut_of_size(model, plan, plan.result)
-    inputs = pooled_width(heads.without_head(model), kept)
+    inputs = _pooled_width(heads.without_head(model), kept)
     return predict(
         model,
         hidden=len(kept.hidden or ()),
@@ -185,3 +188,17 @@ def _extracted(
     targets, _ = targets_for(teacher, options, context)
     linear, _ = _fitted_map(heads.without_head(small), targets, context)
     return heads.with_linear_head(small, linear.weight, linear.bias, normalise=teacher.normalises), facts
+
+
+def _pooled_width(model: SentenceTransformer, what: Cut) -> int:
+    """Returns the width of the vectors of the model after a cut."""
+    hidden = what.hidden or tuple(range(layout_of(transformer_of(model).model).sizes["hidden"]))
+    rest = [copy.deepcopy(module) for module in list(model)[1:]]
+    narrow_modules(rest, hidden)
+    widths = [getattr(module, "get_embedding_dimension", lambda: None)() for module in rest]
+    return next((width for width in reversed(widths) if width), len(hidden))
+
+
+def _is_embedder(name: str | Path) -> bool:
+    """Returns whether a folder or hub name is an embedding model, not a bare backbone."""
+    return (model_folder(str(name)) / "modules.json").is_file()
