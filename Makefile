@@ -60,10 +60,9 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@# Python compiles what is imported; all that is installed would take a minute.
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,openvino,serve,index,scale,dev]'
 	@# mteb needs pytrec_eval, which has no wheel on some platforms (Linux on ARM); its tests are skipped there.
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' 2>/dev/null \
 		|| echo 'Could not install the extra eval; mteb tasks are not available.'
-	@# pip compiles on one core only. Files for other Python versions fail to compile, which is harmless.
-	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@

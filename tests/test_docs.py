@@ -19,6 +19,7 @@ from trundle.cli.app import _EXAMPLES, main
 from trundle.errors import BadInput
 from trundle.export.exporting import export_model
 from trundle.recipe import recipe_names
+from trundle.runtime.encoder import Encoder
 
 ROOT = Path(__file__).parents[1]
 GENERATED = ROOT / "docs" / "reference" / "cli.md"
@@ -139,3 +140,14 @@ def test_the_tree_that_contributors_read_is_the_tree() -> None:
         public = room.is_dir() and not room.name.startswith("__") and room.name != "recipes"
         if public:
             assert f"{room.name}/ " in text, room.name
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "models").iterdir()), ids=lambda folder: folder.name)
+def test_a_ready_model_is_as_large_as_its_name_says_and_encodes(folder: Path) -> None:
+    encoder = Encoder(folder)
+    graph = folder / encoder.graph.path
+    most = int(folder.name.rpartition("-")[2].removesuffix("MB")) * 1_000_000
+    assert graph.stat().st_size <= most
+    near, same, far = encoder.encode(["How do I renew my passport?", "renewing a passport", "a cake recipe"])
+    assert near @ same > near @ far
+    assert str(encoder.dimensions) in (folder / "README.md").read_text(encoding="utf-8")
