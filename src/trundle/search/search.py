@@ -148,7 +148,8 @@ def compress_to_budget(
     read = [name for name in (request.name, *students, options.index, options.queries) if name]
     _check_outputs(request, read, own=request.target is not None and _any_wrote(request.target))
     training = _find_training_source(request, options, students, minutes=minutes)
-    _check_budget_and_texts(budget, training)  # before a model is loaded
+    with watch.task("reading the texts", None):
+        _check_budget_and_texts(budget, training)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
