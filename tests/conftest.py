@@ -31,12 +31,6 @@ settings.register_profile("patient", deadline=None)  # a busy machine may stall 
 settings.load_profile("patient")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-FIRST = ("test_on_ray.py", "test_bench_models.py", "test_real_model.py")
-"""Files whose tests mostly wait for other processes: begun late, they would run alone at the end."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 @pytest.fixture(scope="session", autouse=True)
