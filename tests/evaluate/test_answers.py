@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trundle.evaluate.metrics import number_measures
-from trundle.methods.finetune.finetune import _class_measures
+from trundle.evaluate.metrics import _class_measures, _number_measures
 
 
 def test_two_classes():
@@ -23,11 +22,11 @@ def test_more_classes_count_the_same_in_f1():
 
 def test_one_answer_for_everything_is_no_correlation():
     assert _class_measures([1, 1, 1], [1, 0, 1], 2)["matthews"] == 0
-    assert number_measures([3.0, 3.0], [1.0, 2.0]) == {"pearson": 0, "spearman": 0, "distance": 1.5}
+    assert _number_measures([3.0, 3.0], [1.0, 2.0]) == {"pearson": 0, "spearman": 0, "distance": 1.5}
 
 
 def test_numbers():
-    found = number_measures([1.0, 2.0, 10.0], [1.0, 2.0, 3.0])
+    found = _number_measures([1.0, 2.0, 10.0], [1.0, 2.0, 3.0])
     assert found["spearman"] == pytest.approx(1)
     assert 0.8 < found["pearson"] < 1
     assert found["distance"] == pytest.approx(7 / 3)

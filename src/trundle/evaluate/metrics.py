@@ -96,7 +96,27 @@ def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) 
     return {"v_measure": float(metrics.v_measure_score(list(labels), model.fit(vectors).labels_))}
 
 
-def number_measures(answers: ArrayLike, right: ArrayLike) -> dict[str, float]:
+def answer_measures(scores: Vectors, right: Sequence[float], classes: int) -> dict[str, float]:
+    """Metrics of the highest score of each row as its class, or of the only score if there are no classes."""
+    if not classes:
+        return _number_measures(scores[:, 0], right)
+    return _class_measures(scores.argmax(axis=1).tolist(), right, classes)
+
+
+def _class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
+    """Accuracy, F1 and Matthews correlation. F1 is that of the second of two classes (GLUE), or the mean.
+
+    Matthews correlation is 0 if only one class is ever answered.
+    """
+    how = {"pos_label": 1} if classes == 2 else {"average": "macro"}
+    return {
+        "accuracy": float(metrics.accuracy_score(right, answers)),
+        "f1": float(metrics.f1_score(right, answers, zero_division=0.0, **how)),
+        "matthews": float(metrics.matthews_corrcoef(right, answers)),
+    }
+
+
+def _number_measures(answers: ArrayLike, right: ArrayLike) -> dict[str, float]:
     """Pearson and Spearman correlation, 0 if there is none, and the mean distance."""
     given, gold = np.asarray(answers, dtype=np.float64), np.asarray(right, dtype=np.float64)
     found = _correlations(given, gold)

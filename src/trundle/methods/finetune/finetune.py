@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
-from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,7 +18,7 @@ from trundle.data.examples import LabelledRow
 from trundle.data.sampling import fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
-from trundle.evaluate.metrics import number_measures
+from trundle.evaluate.metrics import answer_measures
 from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune import _EPOCHS, _FinetuneOptions, _FinetunePlan
 from trundle.methods.training import NOT_VALIDATED, VALIDATIONS, Trained, run_training, validation_size
@@ -206,9 +205,7 @@ def _measures_of(
     inputs: list[Any] = [row.as_input() for row in rows]
     scores = model.encode(inputs, show_progress_bar=False, convert_to_numpy=True)
     right = _answers_of(rows, plan.labels)
-    if not plan.labels:
-        return number_measures(scores[:, 0], right)
-    return _class_measures(scores.argmax(axis=1).tolist(), right, len(plan.labels))
+    return answer_measures(scores, right, len(plan.labels))
 
 
 def _steps_and_interval(options: _FinetuneOptions, epoch_steps: int) -> tuple[int | None, int]:
@@ -293,16 +290,3 @@ def _name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
     config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
     config.label2id = {name: number for number, name in config.id2label.items()}
     config.problem_type = "single_label_classification" if labels else "regression"
-
-
-def _class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
-    """Accuracy, F1 and Matthews correlation. F1 is that of the second of two classes (GLUE), or the mean.
-
-    Matthews correlation is 0 if only one class is ever answered.
-    """
-    how = {"pos_label": 1} if classes == 2 else {"average": "macro"}
-    return {
-        "accuracy": float(metrics.accuracy_score(right, answers)),
-        "f1": float(metrics.f1_score(right, answers, zero_division=0.0, **how)),
-        "matthews": float(metrics.matthews_corrcoef(right, answers)),
-    }
