@@ -17,6 +17,8 @@ from trundle.data.texts import Text
 from trundle.evaluate.shortening import read_ranges
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
+from trundle.model.heads import copy_of
+from trundle.model.matrices import block_weights, with_zeros
 from trundle.model.save import save
 from trundle.recipe import make_options
 from trundle.records import CALIBRATION_FILE, Lineage
@@ -36,6 +38,17 @@ def aligned(
 ) -> Applied:
     step, context = METHODS["align"], Context(original=teacher, corpus=CORPUS, seed=3, cache=cache)
     return step.apply(student, step.plan(student, make_options(step, options), context), context)
+
+
+def test_pruned_weights_stay_zero_with_muon(
+    pico_model: Callable[[str], SentenceTransformer], tmp_path: Path
+) -> None:
+    student = copy_of(pico_model("bert"))
+    with_zeros(student, {name: weight < 0 for name, weight in block_weights(student)})
+    options = {"steps": 2, "batch_size": 8, "optimizer": "muon"}
+    after = dict(block_weights(aligned(student, pico_model("mpnet"), tmp_path, **options).model))
+    for name, weight in block_weights(student):
+        assert ((after[name] == 0) == (weight == 0)).all(), name
 
 
 @pytest.mark.parametrize("family", ["bert", "gemma3"])

@@ -33,6 +33,7 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
 ]
 FAMILIES = ["bert", "roberta", "mpnet", "distilbert", "modernbert", "llama", "qwen3", "gemma3", "gpt2"]
+LATE_ROUNDING: dict[str, Any] = {"optimizer": "muon", "exact_share": 0.6}
 
 
 @pytest.fixture
@@ -78,15 +79,20 @@ def test_graphs_make_the_steps_of_the_plain_trainer(family, device, pico_model, 
         torch.testing.assert_close(graph_weights[name], weight, rtol=1e-3, atol=2e-4, msg=name)
 
 
+@pytest.mark.parametrize("how", [{}, LATE_ROUNDING], ids=["plain", "late rounding"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_interrupted_run_ends_with_the_same_weights(
-    device, pico_model, targets, monkeypatch, tmp_path
+    device, how, pico_model, targets, monkeypatch, tmp_path
 ) -> None:
-    found = []
-    for stops in (False, True):
+    def begun() -> tuple[Any, TrainingTask[Any]]:
         model = copy.deepcopy(pico_model("bert")).to(device)
         task = task_of(model, targets, monkeypatch)
-        settings = TrainSettings(steps=20, learning_rate=1e-3, checkpoint_every=5, warmup=3)
+        return model, replace(task, computing=partial(computing_on_grid, model)) if how else task
+
+    found = []
+    for stops in (False, True):
+        model, task = begun()
+        settings = TrainSettings(steps=20, learning_rate=1e-3, checkpoint_every=5, warmup=3, **how)
         folder = tmp_path / str(stops)
         if stops:
             calls = 0
@@ -103,22 +109,22 @@ def test_an_interrupted_run_ends_with_the_same_weights(
                 patched.setattr(graphs._GraphTrainer, "step", stop)
                 with pytest.raises(KeyboardInterrupt):
                     train(model, task, settings, folder=folder)
-            model = copy.deepcopy(pico_model("bert")).to(device)
-            task = task_of(model, targets, monkeypatch)
+            model, task = begun()
         train(model, task, settings, folder=folder)
         found.append(weights(model))
     for name, weight in found[0].items():
         assert torch.equal(found[1][name], weight), name
 
 
+@pytest.mark.parametrize("how", [{}, LATE_ROUNDING], ids=["always", "late"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_rounding_to_int4_happens_inside_each_step(device, pico_model, targets, monkeypatch) -> None:
+def test_rounding_to_int4_happens_inside_each_step(device, how, pico_model, targets, monkeypatch) -> None:
     found = []
     for uses_graphs in (True, False):
         model = copy.deepcopy(pico_model("bert")).to(device)
         task = task_of(model, targets, monkeypatch, graphs=uses_graphs)
         task = replace(task, computing=partial(computing_on_grid, model))
-        train(model, task, TrainSettings(steps=4, learning_rate=1e-3, dropout=False))
+        train(model, task, TrainSettings(steps=4, learning_rate=1e-3, dropout=False, **how))
         found.append(weights(model))
     for name, weight in found[1].items():
         torch.testing.assert_close(found[0][name], weight, rtol=1e-3, atol=2e-4, msg=name)

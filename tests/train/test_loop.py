@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from trundle.methods.align.leaf import _leaf
 from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
-from trundle.train.trainer import _Trainer, _write_checkpoint, linear, precision_for
+from trundle.train.trainer import _Muon, _Trainer, _write_checkpoint, linear, precision_for
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]
@@ -63,7 +65,11 @@ class Toy:
     ) -> _TrainResult:
         """`each_step` is called with the number of each step."""
         self.each_step = each_step
-        named = {name: more.pop(name) for name in ("validation", "on_validation", "name") if name in more}
+        named = {
+            name: more.pop(name)
+            for name in ("validation", "on_validation", "name", "computing")
+            if name in more
+        }
         data = {
             "batches": self.batches(some_texts(37, seed=0)),
             "validation": self.batches(some_texts(20, seed=1)),
@@ -199,6 +205,44 @@ def test_the_loop_is_what_a_bare_torch_loop_does(toy: Callable[[], Toy], accumul
         torch.nn.utils.clip_grad_norm_(bare.model.parameters(), 1.0)
         optimizer.step()
     assert same(bare.weights(), ours.weights())
+
+
+def test_muon_makes_the_steps_of_torchs_muon() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(8, 8), (8, 8), (24, 8), (8, 24)]
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    bias = nn.Parameter(torch.zeros(8))
+    ours = _Muon(weights, torch.optim.AdamW([bias], lr=0.02), weight_decay=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for one, other in zip(weights, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        ours.step()
+        reference.step()
+    for one, other in zip(weights, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)  # both iterate in bfloat16
+
+
+def test_the_first_steps_may_compute_with_exact_weights(toy: Callable[[], Toy], tmp_path: Path):
+    student, inside, rounded = toy(), False, []
+
+    @contextmanager
+    def computing() -> Iterator[None]:
+        nonlocal inside
+        inside = True
+        yield
+        inside = False
+
+    settings = replace(SHORT, exact_share=0.5)
+    found = student.train(
+        settings, lambda _step: rounded.append(inside), computing=computing, folder=tmp_path
+    )
+    assert rounded == [False] * 12 + [True] * 12
+    validated = {line["step"]: line["validation"] for line in lines(tmp_path) if "validation" in line}
+    counted = [validated[step] for step in (0, 18, 24)]  # the others are no models that anyone gets
+    assert found.validation == min(counted)
 
 
 def test_patience_ends_a_run_that_gets_worse_and_restores_the_best_weights(toy: Callable[[], Toy]):

@@ -12,16 +12,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from trundle.errors import BadInput
 from trundle.model.encode import free_gpu_memory, sound_gradients
 from trundle.train.batches import IN_PARTS, Batches, ByBucket, _LoadedPart
-from trundle.train.trainer import _decay_groups, _Loss, _Trainer
+from trundle.train.trainer import _Loss, _Trainer
 
 _B = TypeVar("_B")
 
@@ -70,7 +70,8 @@ class _GraphTrainer(_Trainer[_B]):
         self._rate, self._loss = numbers[0], numbers[1]
         self._history = torch.zeros(_HISTORY, 2, device=self.device)
         self._place = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[tuple[int, bool], _Part] = {}
+        """By padded length, and whether the weights are exact."""
 
     @property
     def on_gpu(self) -> bool:
@@ -85,13 +86,16 @@ class _GraphTrainer(_Trainer[_B]):
         rng = torch.cuda.get_rng_state(self.device) if self.on_gpu else torch.get_rng_state()
         pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         most = math.inf  # tokens in a part
+        computings = {self.exact, False}
         with sound_gradients():
-            for width in reversed(self._order.widths):
+            for width, exact in product(reversed(self._order.widths), computings):
+                self.exact = exact
                 while (part := self._part(width, size := self._fitting(width, most), pool)) is None:
                     if most == math.inf:
                         say(IN_PARTS)
                     most = width * size - 1
-                self._parts[width] = part
+                self._parts[width, exact] = part
+            self.exact = max(computings)
             (torch.cuda.set_rng_state if self.on_gpu else torch.set_rng_state)(rng)
             self._make_optimizer()
             self._update = self._captured(self._step_weights, pool)
@@ -163,9 +167,8 @@ class _GraphTrainer(_Trainer[_B]):
         weights = [weight for weight in self._weights if weight.grad is not None]
         if not weights:
             raise BadInput("no weight of the model gets a gradient; check the loss")
-        groups = _decay_groups(weights, self._weight_decay)
         self._weights = weights
-        self._optimizer = AdamW(groups, lr=self._rate, fused=True, capturable=self.on_gpu)
+        self._optimizer = self._new_optimizer(lr=self._rate, fused=True, capturable=self.on_gpu)
         self._rate.zero_()
         self._optimizer.step()  # makes the moments: zero gradients and a zero rate change nothing
         for state in self._optimizer.state.values():
@@ -198,7 +201,7 @@ class _GraphTrainer(_Trainer[_B]):
         self._rate.fill_(rate)
         with nullcontext() if self.on_gpu else sound_gradients():
             for width, positions in (one.part for one in loaded):
-                part = self._parts[width]
+                part = self._parts[width, self.exact]
                 for piece in positions.view(-1, len(part.positions)):
                     part.positions.copy_(piece, non_blocking=True)
                     part.replay()

@@ -32,6 +32,7 @@ from trundle.train.trainer import (
     _keep_metrics,
     _learning_rate,
     _Loss,
+    _OptimizerName,
     _Precision,
     _put_back,
     _read_checkpoint,
@@ -68,7 +69,8 @@ class TrainingTask(Generic[_B]):
     on_validation: Callable[[int, float], Mapping[str, float]] | None = None
     """Takes the step and the validation loss, and returns additional metrics for the training log."""
     computing: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Model and gradients are computed in this context, which may replace weights; optimizer steps not."""
+    """Model and gradients are computed in this context, which may replace weights; optimizer steps not.
+    The first steps ignore it if the settings say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,9 @@ class TrainSettings:
     """If the first validation loss is not above this, the run makes no step."""
     far_loss: float | None = None
     """If the first validation loss is below this, the learning rate is lower in proportion."""
+    optimizer: _OptimizerName = "adamw"
+    exact_share: float = 0.0
+    """The share of the steps, before all others, that ignore the task's `computing`."""
     seed: int = 0
 
 
@@ -123,6 +128,8 @@ class _RunState:
     stale: int = 0
     rate_share: float = 1.0
     """Of the learning rate, by the first validation loss."""
+    exact: bool = False
+    """Whether the next step ignores the task's `computing`."""
 
 
 def train(
@@ -147,6 +154,7 @@ def train(
         "precision": settings.precision,
         "weight_decay": settings.weight_decay,
         "clip_norm": settings.clip_norm,
+        "optimizer": settings.optimizer,
         "dropout": settings.dropout,
         "computing": task.computing,
     }
@@ -166,12 +174,13 @@ def train(
         progress=progress if trainer.rank == 0 else SILENT,
         clock=clock,
         held_out=[] if task.validation is None else trainer.load_all(task.validation),
-        state=_RunState(steps=settings.steps or _UNKNOWN_STEPS),
+        state=_RunState(steps=settings.steps or _UNKNOWN_STEPS, exact=settings.exact_share > 0),
     )
     devices = [trainer.device.index or 0] if trainer.device.type == "cuda" else []
     with torch.random.fork_rng(devices), fast_forward(model):
         torch.manual_seed(settings.seed + trainer.rank)
         run.resume()
+        trainer.exact = run.state.exact
         if isinstance(trainer, _GraphTrainer):
             try:
                 with run.progress.task("capturing steps", None):
@@ -180,6 +189,7 @@ def train(
                 run.progress.say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
                 run.trainer = plain()
                 run.trainer.restore(trainer.state())
+                run.trainer.exact = run.state.exact
         return run.go()
 
 
@@ -234,12 +244,16 @@ class _TrainingRun(Generic[_B]):
         start = state.step * settings.accumulate
         with _Prefetcher(self._load, start=start) as batches, self.progress.task(name, total) as advance:
             if state.step == 0 and self.held_out:
+                self.trainer.exact = False  # as it would be used now
                 self._write_down(self._validate())
+                self.trainer.exact = state.exact
                 if settings.far_loss is not None:
                     state.rate_share = min(1.0, state.best / settings.far_loss)
             if self._ended() == "sufficient":
                 self.progress.say(f"{name}: validation loss already {state.best:.4f}; nothing is trained")
             while self._ended() is None:
+                if state.exact and state.step >= settings.exact_share * state.steps:
+                    self._leave_exact()
                 if settings.minutes is not None:
                     self._fit(settings.minutes * 60)
                 self._step([batches.take() for _ in range(settings.accumulate)])
@@ -274,10 +288,15 @@ class _TrainingRun(Generic[_B]):
         if self.state.step == 0 and sufficient is not None and self.state.best <= sufficient:
             return "sufficient"
         if self.settings.patience is not None and self.state.stale >= self.settings.patience:
-            return "patience"
+            return "patience"  # never reached by exact steps
         if self.state.step >= self.state.steps:
             return "steps" if self.state.steps == self.settings.steps else "minutes"
         return None
+
+    def _leave_exact(self) -> None:
+        """Computes as the task says from here on, at another speed."""
+        self.state.exact = self.trainer.exact = False
+        self.first = self.state.step
 
     def _is_due(self) -> bool:
         """Whether to validate: at regular steps, or in a run of given time at most so many times."""
@@ -326,16 +345,18 @@ class _TrainingRun(Generic[_B]):
         state, began = self.state, self.clock()
         self.validated = state.step
         found = self.trainer.validate(self.held_out, state.step)
-        state.stale += 1
-        if found < state.best:
-            state.best, state.best_step, state.stale = found, state.step, 0
-            self.best_weights = _copies(self.trainer.model)
+        if not self.trainer.exact:
+            state.stale += 1
+            if found < state.best:
+                state.best, state.best_step, state.stale = found, state.step, 0
+                self.best_weights = _copies(self.trainer.model)
         measures: dict[str, float] = {}
         if self.task.on_validation is not None and self.trainer.rank == 0:
             with self.trainer.computing():
                 measures = dict(self.task.on_validation(state.step, found))
         loss = f"loss {state.loss:.4f}, " if state.step else ""
-        self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, best {state.best:.4f}")
+        best = "not rounded yet" if self.trainer.exact else f"best {state.best:.4f}"
+        self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, {best}")
         self.validation_seconds = self.clock() - began
         self.validating += self.validation_seconds
         return {"validation": found, "measures": measures}

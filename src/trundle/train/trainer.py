@@ -25,6 +25,7 @@ from trundle.train.batches import Batches, BatchSplitter, _load_part, _LoadedPar
 
 _B = TypeVar("_B")
 _Precision = Literal["fp32", "bf16"]
+_OptimizerName = Literal["adamw", "muon"]
 _Loss = Callable[[nn.Module, _B], Tensor]
 _CHECKPOINTS = "checkpoints"
 _STATE_FILE = "state.pt"
@@ -71,6 +72,7 @@ class _Trainer(Generic[_B]):
         weight_decay: float,
         clip_norm: float | None,
         dropout: bool,
+        optimizer: _OptimizerName = "adamw",
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
         splitter: BatchSplitter[_B] | None = None,
     ) -> None:
@@ -89,18 +91,34 @@ class _Trainer(Generic[_B]):
         if not self._weights:
             raise BadInput("every weight of the model is frozen; leave some of them to train")
         self._weight_decay = weight_decay
+        self._optimizer_name: _OptimizerName = optimizer
         fused = self.device.type in ("cpu", "cuda")
-        self._optimizer = AdamW(_decay_groups(self._weights, weight_decay), fused=fused)
+        self._optimizer = self._new_optimizer(fused=fused)
         self._clip_norm = clip_norm
         self._dropout = dropout
-        self.computing = computing
+        self._computing = computing
+        self.exact = False
+        """Whether steps and validations ignore `computing`."""
         # Processes synchronise in the backward pass, so one of them can't repeat it alone.
         self._splitter = splitter if self.processes == 1 else None
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
 
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns the context of the next step or validation."""
+        return nullcontext() if self.exact else self._computing()
+
     def _prepared(self) -> Any:
         return self._accelerator.prepare_model(self._module)
+
+    def _new_optimizer(self, **adamw: Any) -> AdamW | _Muon:
+        matrices = _linear_weights(self.model) if self._optimizer_name == "muon" else set()
+        others = [weight for weight in self._weights if weight not in matrices]
+        found = AdamW(_decay_groups(others, self._weight_decay), **adamw)
+        if not matrices:
+            return found
+        chosen = [weight for weight in self._weights if weight in matrices]
+        return _Muon(chosen, found, weight_decay=self._weight_decay)
 
     def load(self, batches: Batches[_B], number: int) -> _LoadedPart[_B]:
         """Loads this process's part of a batch, into pinned memory if the device is a GPU."""
@@ -223,6 +241,78 @@ def _decay_groups(weights: Sequence[nn.Parameter], weight_decay: float) -> list[
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
+
+
+def _linear_weights(model: nn.Module) -> set[nn.Parameter]:
+    """The matrices that multiply, without tables of tokens and positions."""
+    tables = {
+        module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    }
+    return {weight for weight in model.parameters() if weight.ndim == 2 and weight not in tables}
+
+
+class _Muon:
+    """Orthogonal steps of matrices (Muon, https://kellerjordan.github.io/posts/muon/), AdamW for the rest.
+
+    Matrices of one shape are computed together. A step is as long as one of AdamW's
+    (https://arxiv.org/abs/2502.16982), so that both have one learning rate.
+    """
+
+    def __init__(self, matrices: Sequence[nn.Parameter], others: AdamW, *, weight_decay: float) -> None:
+        self._others, self._weight_decay = others, weight_decay
+        self._momenta = [(weight, torch.zeros_like(weight)) for weight in matrices]
+        self.param_groups, self.state = others.param_groups, others.state
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Makes a step of every weight that has a gradient."""
+        rate = self.param_groups[0]["lr"]
+        moving = [(weight, momentum) for weight, momentum in self._momenta if weight.grad is not None]
+        for shape in dict.fromkeys(weight.shape for weight, _ in moving):
+            weights, momenta = zip(*(pair for pair in moving if pair[0].shape == shape), strict=True)
+            gradients = torch.stack([weight.grad for weight in weights])
+            torch._foreach_lerp_(momenta, gradients.unbind(), 1 - _MOMENTUM)
+            steps = _orthogonal(gradients.lerp_(torch.stack(momenta), _MOMENTUM))
+            steps *= -rate * _MUON_LENGTH * max(shape) ** 0.5
+            torch._foreach_mul_(weights, 1 - rate * self._weight_decay)
+            torch._foreach_add_(weights, steps.unbind())
+        self._others.step()
+
+    def zero_grad(self) -> None:
+        """Removes the gradients."""
+        self._others.zero_grad()
+        for weight, _ in self._momenta:
+            weight.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the next steps depend on."""
+        return {"others": self._others.state_dict(), "momenta": [momentum for _, momentum in self._momenta]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` has returned."""
+        self._others.load_state_dict(state["others"])
+        self.param_groups, self.state = self._others.param_groups, self._others.state
+        for (_, own), stored in zip(self._momenta, state["momenta"], strict=True):
+            own.copy_(stored)
+
+
+_MOMENTUM = 0.95
+_MUON_LENGTH = 0.2
+"""Of a step, times the root of the longer side: the usual size of AdamW's."""
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def _orthogonal(matrices: Tensor) -> Tensor:
+    """The nearest orthogonal matrices, roughly, by five Newton-Schulz iterations."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    found = (matrices.mT if tall else matrices).bfloat16()
+    found = found / (found.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    first, second, third = _NEWTON_SCHULZ
+    for _ in range(5):
+        square = found @ found.mT
+        found = first * found + (second * square + third * square @ square) @ found
+    nearest: Tensor = found.mT if tall else found
+    return nearest.float()
 
 
 Schedule = Callable[[int, int], float]

@@ -93,6 +93,12 @@ class AlignOptions(Options):
     rounding: Literal["none", "int4"] = Field(
         "none", description="Quantisation-aware training: with int4, export --int4 loses nothing."
     )
+    round_after: float = Field(
+        0.0, ge=0, lt=1, description="With --rounding: the share of the training before rounding begins."
+    )
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="Muon, for matrices, learns more per step on a GPU; it is slow on a CPU."
+    )
     keep_zeros: bool | None = Field(None, description=KEEP_ZEROS_HELP)
     patience: int | None = Field(
         None, ge=1, description="Stop after this many validations without improvement."

@@ -42,7 +42,7 @@ from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
-from trundle.train.blocks import can_compile, check_compiler, compiled_blocks
+from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, keeps_zeros
 from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import Schedule, cosine, leaf_cycles, linear, precision_for
 
@@ -192,6 +192,9 @@ def _train(
         normalised=targets.normalised,
         default_rate=_RATE if static_table(student) is None else _STATIC_RATE,
     )
+    if settings.optimizer == "muon" and keeps_zeros(student, options.keep_zeros):
+        context.progress.say("Muon would fill pruned weights; AdamW is used")
+        settings = replace(settings, optimizer="adamw")
     compiles = _compiles(options, task)
     with (
         nullcontext() if imitator is None else closing(imitator),
@@ -312,5 +315,7 @@ def settings_for(
         patience=options.patience,
         sufficient_loss=_SUFFICIENT_LOSS if measured else None,
         far_loss=_FAR_LOSS if measured and options.learning_rate is None else None,
+        exact_share=options.round_after if options.rounding == "int4" else 0.0,
+        optimizer=options.optimizer,
         seed=seed,
     )
