@@ -127,6 +127,13 @@ def test_a_truncated_model_does_not_keep_its_head(pico_model: Models) -> None:
         step.plan(student, make_options(step, {"start": "keep"}), context)
 
 
+def test_rounding_that_begins_late_needs_rounding(pico_model: Models) -> None:
+    student, step = pico_model("bert"), METHODS["align"]
+    context = Context(original=pico_model("mpnet"), corpus=corpus())
+    with pytest.raises(BadInput, match="add rounding: int4"):
+        step.plan(student, make_options(step, {"round_after": 0.5}), context)
+
+
 def test_a_student_takes_as_many_tokens_as_its_teacher(pico_model: Models) -> None:
     teacher, student, step = (*map(copy.deepcopy, map(pico_model, ("bert", "mpnet"))), METHODS["align"])
     context = Context(original=teacher, corpus=corpus())

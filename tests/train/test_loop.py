@@ -22,7 +22,7 @@ from trundle.methods.align.leaf import _leaf
 from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
-from trundle.train.trainer import _Muon, _Trainer, _write_checkpoint, linear, precision_for
+from trundle.train.trainer import _Muon, _Trainer, _Updates, _write_checkpoint, linear, precision_for
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]
@@ -457,9 +457,8 @@ def test_a_near_start_learns_at_a_lower_rate(toy: Callable[[], Toy], tmp_path: P
 
 def test_a_cpu_checkpoint_is_resumed_on_a_gpu(toy: Callable[[], Toy]) -> None:
     made = toy()
-    learner = _Trainer(
-        made.model, [made.loss], precision="fp32", weight_decay=0.0, clip_norm=None, dropout=False
-    )
+    updates = _Updates(weight_decay=0.0, clip_norm=None)
+    learner = _Trainer(made.model, [made.loss], precision="fp32", updates=updates, dropout=False)
     before, state = made.weights(), learner.state()
     with torch.no_grad():
         for weight in made.model.parameters():

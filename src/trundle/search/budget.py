@@ -19,7 +19,7 @@ _SHORTEST_GPU_TRAINING = 60.0
 """The last training on a GPU captures its steps first, which takes 25 seconds."""
 _LABELLING, _TRYING, _PROVING = 0.25, 0.3, 0.1
 """Shares of the time: teacher vectors, trials, and the end. The rest is for the winner's training."""
-_GPU_LABELLING, _GPU_TRYING = 0.08, 0.03
+_GPU_LABELLING, _GPU_TRYING = 0.1, 0.03
 """The same with a GPU, which labels thousands of texts a second."""
 _GPU_TRIAL_OVERHEAD = 5.0
 """Seconds of a trial on a GPU besides its steps: cutting, tokens, capturing, saving."""

@@ -181,8 +181,8 @@ class _GraphTrainer(_Trainer[_B]):
 
     def _step_weights(self) -> None:
         norm = self._loss
-        if self._clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self._weights, self._clip_norm, foreach=True)
+        if (most := self._updates.clip_norm) is not None:
+            norm = nn.utils.clip_grad_norm_(self._weights, most, foreach=True)
         self._optimizer.step()
         self._history.index_copy_(0, self._place, torch.stack([self._loss, norm])[None])
         self._place.add_(1).remainder_(_HISTORY)

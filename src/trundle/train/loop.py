@@ -38,6 +38,7 @@ from trundle.train.trainer import (
     _read_checkpoint,
     _steps_that_fit,
     _Trainer,
+    _Updates,
     _write_checkpoint,
 )
 
@@ -152,9 +153,9 @@ def train(
     """
     options: dict[str, Any] = {
         "precision": settings.precision,
-        "weight_decay": settings.weight_decay,
-        "clip_norm": settings.clip_norm,
-        "optimizer": settings.optimizer,
+        "updates": _Updates(
+            optimizer=settings.optimizer, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm
+        ),
         "dropout": settings.dropout,
         "computing": task.computing,
     }

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -39,6 +39,15 @@ def precision_for(wanted: Literal["auto", "fp32", "bf16"]) -> _Precision:
     return "bf16" if multiplies_bf16(found or torch.device("cpu")) else "fp32"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Updates:
+    """How gradients change the weights."""
+
+    optimizer: _OptimizerName = "adamw"
+    weight_decay: float
+    clip_norm: float | None
+
+
 class _LossModule(nn.Module, Generic[_B]):
     """The losses as a module's forward pass, so that several processes synchronise in its backward pass."""
 
@@ -69,10 +78,8 @@ class _Trainer(Generic[_B]):
         losses: Sequence[_Loss[_B]],
         *,
         precision: _Precision,
-        weight_decay: float,
-        clip_norm: float | None,
+        updates: _Updates,
         dropout: bool,
-        optimizer: _OptimizerName = "adamw",
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
         splitter: BatchSplitter[_B] | None = None,
     ) -> None:
@@ -90,11 +97,9 @@ class _Trainer(Generic[_B]):
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         if not self._weights:
             raise BadInput("every weight of the model is frozen; leave some of them to train")
-        self._weight_decay = weight_decay
-        self._optimizer_name: _OptimizerName = optimizer
+        self._updates = updates
         fused = self.device.type in ("cpu", "cuda")
         self._optimizer = self._new_optimizer(fused=fused)
-        self._clip_norm = clip_norm
         self._dropout = dropout
         self._computing = computing
         self.exact = False
@@ -112,13 +117,14 @@ class _Trainer(Generic[_B]):
         return self._accelerator.prepare_model(self._module)
 
     def _new_optimizer(self, **adamw: Any) -> AdamW | _Muon:
-        matrices = _linear_weights(self.model) if self._optimizer_name == "muon" else set()
+        matrices = _linear_weights(self.model) if self._updates.optimizer == "muon" else set()
         others = [weight for weight in self._weights if weight not in matrices]
-        found = AdamW(_decay_groups(others, self._weight_decay), **adamw)
+        decay = self._updates.weight_decay
+        found = AdamW(_decay_groups(others, decay), **adamw)
         if not matrices:
             return found
         chosen = [weight for weight in self._weights if weight in matrices]
-        return _Muon(chosen, found, weight_decay=self._weight_decay)
+        return _Muon(chosen, found, weight_decay=decay)
 
     def load(self, batches: Batches[_B], number: int) -> _LoadedPart[_B]:
         """Loads this process's part of a batch, into pinned memory if the device is a GPU."""
@@ -144,8 +150,8 @@ class _Trainer(Generic[_B]):
         torch.clear_autocast_cache()  # inside a caller's autocast it would hold the weights of the last step
         with sound_gradients(), self.computing():
             losses = self._gradients(loaded)
-        if self._clip_norm is not None:
-            self._norms.append(self._accelerator.clip_grad_norm_(self._weights, self._clip_norm))
+        if (most := self._updates.clip_norm) is not None:
+            self._norms.append(self._accelerator.clip_grad_norm_(self._weights, most))
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).sum())

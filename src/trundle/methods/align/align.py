@@ -79,6 +79,10 @@ def plan(model: SentenceTransformer, options: AlignOptions, context: Context) ->
         )
     if context.pair and teacher.model is None:
         raise BadInput(f"--pair needs a model as teacher, not {teacher.name}; pass a model folder")
+    if options.round_after and options.rounding == "none":
+        raise BadInput(
+            "round_after is a share of a training that rounds; add rounding: int4, or leave it out"
+        )
     if options.compile:
         check_compiler()
         if static_table(model) is not None:
@@ -123,7 +127,8 @@ def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> App
     if teacher.similarity is not None:
         student.similarity_fn_name = _SIMILARITY_NAMES[teacher.similarity]
     scales = None
-    if options.rounding == "int4" and (student.device.type == "cpu" or options.steps == 0):
+    begins_rounded = student.device.type == "cpu" and options.round_after == 0
+    if options.rounding == "int4" and (begins_rounded or options.steps == 0):
         # A GPU makes enough steps to choose the scales anew at each; whether it gains from this is not known.
         texts = _rounding_texts(targets, context)
         student = round_to_int4(student, texts, progress=context.progress)
