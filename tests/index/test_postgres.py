@@ -224,6 +224,7 @@ def test_tables_filled_by_other_programs(postgres: Any) -> None:
             row = [f"item {number}", str(vector.tolist())]
             connection.execute("INSERT INTO shop.items (document, embedding) VALUES (%s, %s)", row)
         connection.execute("INSERT INTO shop.items (document) VALUES ('no vector')")
+        connection.execute(f"CREATE TABLE shop.others (document text, embedding vector({WIDTH}))")
     table = open_reader(postgres.url, table="shop.items")
     assert table.width == WIDTH
     drawn = draw_sample(table, 1000, 0)
