@@ -161,7 +161,7 @@ def _method_command(method: Method[Any, Any]) -> Callable[..., None]:
             name,
             Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=_flag(field, None if name in _COMMON[method.name] else _EXPERT),
+            annotation=_flag(name, field, None if name in _COMMON[method.name] else _EXPERT),
         )
         for name, field in options.items()
     ]
@@ -173,14 +173,20 @@ def _flag_name(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def _flag(field: FieldInfo, panel: str | None) -> Any:
+def _flag(name: str, field: FieldInfo, panel: str | None) -> Any:
     """Returns the flag of one option. It shows the option's default but does not set it."""
     kind = _plain(field.annotation)
-    default = "" if field.default in (None, "") or field.is_required() else f" [default: {field.default}]"
+    shown = field.default not in (None, "", False) and not field.is_required()
+    default = f" [default: {field.default}]" if shown else ""
+    names = (_flag_name(name),) if field.default is False else ()  # without --no-NAME
     values = "|".join(get_args(kind)) if get_origin(kind) is Literal else _VALUES.get(kind, "TEXT")
     metavar = "" if kind is bool else values
     option = Option(
-        help=f"{field.description}{default}", show_default=False, metavar=metavar, rich_help_panel=panel
+        *names,
+        help=f"{field.description}{default}",
+        show_default=False,
+        metavar=metavar,
+        rich_help_panel=panel,
     )
     return Annotated[(bool if kind is bool else str) | None, option]
 
