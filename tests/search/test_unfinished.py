@@ -126,7 +126,10 @@ def test_a_search_interrupted_after_training_only_exports(
 def test_a_resumed_search_trains_on_as_many_texts(
     searching: Searching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However fast the machine is then: the teacher's vectors are kept by their number."""
+    """However fast the machine is then: the teacher's vectors are kept by their number.
+
+    A new search takes the speed of the last one if its own is close to it, for the same reason.
+    """
     asked, kinds = [], []
 
     def noted(self: _Trials, *_: object, **__: object) -> None:
@@ -135,12 +138,12 @@ def test_a_resumed_search_trains_on_as_many_texts(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_Trials, "contest", noted)
-    for rate, fresh in ((150, False), (300, False), (300, True)):
+    for rate, fresh in ((150, False), (300, False), (300, True), (330, True)):
         monkeypatch.setattr(_Prospects, "reading_rate", lambda _, found=rate: float(found))
         with pytest.raises(KeyboardInterrupt):
             searching(fresh=fresh)
-    assert asked[0] == asked[1] < asked[2]
-    assert kinds == [False, False, True]
+    assert asked[0] == asked[1] < asked[2] == asked[3]
+    assert kinds == [False, False, True, True]
 
 
 def test_two_equal_searches_at_once_share_no_trials(

@@ -56,6 +56,7 @@ from trundle.search.trials import (
     _once,
     _Trials,
     _Tried,
+    _usual_rate,
     _wrote,
 )
 
@@ -183,7 +184,7 @@ def compress_to_budget(
         if not untouched:
             # A resumed search uses the rate it measured first, so that it plans the same way again.
             with watch.task("measuring the teacher's speed", None):
-                rate = _once(work / _RATE_FILE, prospects.reading_rate)
+                rate = _once(work / _RATE_FILE, lambda: _usual_rate(known, prospects.reading_rate()))
             planned = _timed(planned, prospects, minutes, rate, training)
         times, may_replace = planned.timetable, request.replace or resumes
         request = replace(request, replace=may_replace, opened=bases)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trundle.cache import cache_folder
+from trundle.cache import cache_entry, cache_folder
 from trundle.errors import BadInput, BadModel, ImpossibleCut, UserError
 from trundle.evaluate.fidelity import MEASURED_TEXTS
 from trundle.evaluate.index_check import IndexCheck
@@ -131,12 +131,31 @@ _TRIALS = "trials"
 _RATE_FILE, _CONTEST_OVER, _WRITTEN_FILE = "texts-a-second", "contest-over", "written"
 
 
+_USUAL = 0.25
+"""A rate may differ from the one before by this share to be the same; machines vary."""
+
+
 def _once(place: Path, measure: Callable[[], float]) -> float:
     """Returns the number stored in `place`, measured and stored the first time."""
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(place, repr(measure()))
     return float(place.read_text())
+
+
+def _usual_rate(known: Sequence[Any], measured: float) -> float:
+    """Returns the rate of an earlier search of the same models and texts if `measured` is close to it.
+
+    A search that plans like an earlier one trains on the same texts, whose teacher vectors are there.
+    """
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    place = cache_entry("speed", _RATE_FILE, *known, device) / _RATE_FILE
+    usual = float(place.read_text()) if place.is_file() else math.inf
+    if abs(measured - usual) <= _USUAL * usual < math.inf:
+        return usual
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(place, repr(measured))
+    return measured
 
 
 def _mark_written(work: Path, output: str | Path) -> None:
