@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,14 +217,27 @@ def test_silent_connections_are_closed(
 
 
 def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
-    with running(alone, ServerSettings(body_timeout=0.3)) as live:
-        connection = socket.socket()
+    with running(alone, ServerSettings(body_timeout=0.3)) as live, not_reading(live) as connection:
+        eventually(lambda: is_closed(connection))
+
+
+def test_answers_that_are_not_read_count_as_memory(alone: _Served) -> None:
+    with running(alone, ServerSettings(body_timeout=60, most_bytes=300_000, waiting_bytes=300_000)) as live:
+        large = {"input": "a " * 40_000}
+        with not_reading(live):
+            eventually(lambda: live.embed(**large).status == 429)
+        eventually(lambda: live.embed(**large).status == 200)
+
+
+@contextmanager
+def not_reading(live: LiveServer) -> Iterator[socket.socket]:
+    """A client that sends requests and takes none of their large answers."""
+    with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", live.port))
         body = json.dumps({"input": ["a"] * 2000}).encode()
         connection.sendall(6 * (HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
-        eventually(lambda: is_closed(connection))
-        connection.close()
+        yield connection
 
 
 def is_closed(connection: socket.socket) -> bool:
