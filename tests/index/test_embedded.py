@@ -274,7 +274,9 @@ def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
 def test_texts_in_the_log_of_a_read_only_disk_are_not_ignored(tmp_path: Path, texts: list[str]) -> None:
     """SQLite can't read the log without a file beside it, which it can't write there."""
     folder, copy = tmp_path / "index", tmp_path / "copy"
-    with closing(filled(folder, texts)):
+    filled(folder, texts).close()
+    with closing(_EmbeddedStore(folder)) as store:
+        store.add(["another"], clustered(1))
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*-shm"))
     assert (copy / "texts.sqlite-wal").stat().st_size
     done = read_on_a_read_only_disk(copy)
