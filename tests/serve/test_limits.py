@@ -216,6 +216,19 @@ def test_silent_connections_are_closed(
         assert all_of(raw(live.port, content)).count(b"HTTP/1.1") == content.count(b"\r\n\r\n")
 
 
+def test_a_connection_that_is_silent_after_an_answer_is_closed(
+    alone: _Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first byte of another request ends uvicorn's own time for connections without one."""
+    monkeypatch.setattr("trundle.serve.guard.KEEP_ALIVE_SECONDS", 0.1)
+    with running(alone, ServerSettings(body_timeout=0.3)) as live:
+        connection, answer = raw(live.port, HEALTH + b"\r\n"), b""
+        while b'"ok"' not in answer:
+            answer += connection.recv(4096)
+        connection.sendall(b"POST /v1/emb")
+        assert b"HTTP/1.1" not in all_of(connection)
+
+
 def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
     with running(alone, ServerSettings(body_timeout=0.3)) as live, not_reading(live) as connection:
         eventually(lambda: is_closed(connection))
@@ -250,7 +263,8 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_a_new_connection_replaces_the_one_that_waits_longest(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
-    with running(served, ServerSettings(most_connections=3)) as live:
+    # They would be closed after the time for headers as well; the test does not wait that long.
+    with running(served, ServerSettings(most_connections=3, body_timeout=60)) as live:
         answers: list[Answer] = []
         busy = in_background(live, answers, input="held")
         eventually(lambda: gated.held == 1)
