@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.responses import Response
 
 from live_server import Answer, Gated, LiveServer, eventually, raw, running
 from trundle.errors import BadInput
 from trundle.runtime.encoder import Encoder
+from trundle.serve.guard import _Guard, _Metrics
 from trundle.serve.routes import open_socket
 from trundle.serve.settings import ServerSettings, _Model, _Served, read_keys
+from trundle.serve.wire import _LARGE
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -253,9 +257,27 @@ def not_reading(live: LiveServer) -> Iterator[socket.socket]:
         yield connection
 
 
+def test_a_large_answer_is_sent_in_parts() -> None:
+    """So that a client has the time for slow reading for each part, not for the whole."""
+    body, sent = b"0123456789" * 30_000, list[Any]()
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = _Guard(Response(body), settings=ServerSettings(), metrics=_Metrics(), routes=set())
+    asyncio.run(guard({"type": "http", "path": "/", "headers": []}, receive, send))
+    parts = [message for message in sent if message["type"] == "http.response.body"]
+    assert b"".join(part["body"] for part in parts) == body
+    assert max(len(part["body"]) for part in parts) <= _LARGE
+    assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
+
+
 def is_closed(connection: socket.socket) -> bool:
     try:
-        connection.send(b"x")
+        connection.send(b"\r\n")  # allowed between requests; other bytes would be an invalid one
     except ConnectionError:
         return True
     return False
