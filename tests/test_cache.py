@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trundle.cache import locked, remove_entry
+from trundle.cache import locked, model_folder, remove_entry
 
 HOLDS = """
 import sys, time
@@ -57,3 +58,18 @@ def test_the_callback_may_raise(tmp_path: Path) -> None:
     ):
         pytest.fail("it was taken")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_is_downloaded_only_on_request(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def download(_name: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert model_folder("someone/model", trust_remote_code=trusted) == tmp_path
+    assert ("*.py" in asked) is trusted

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import runpy
 import string
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -168,6 +171,27 @@ def test_a_folder_that_is_no_model_is_rejected(tmp_path: Path) -> None:
 def test_invalid_numbers_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(BadInput, match="pass a number above zero"):
         bench(["unused"], options=BenchOptions(**wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_bfloat16_is_left_out_where_it_is_emulated(
+    multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In benchmarks/runtime.py: torch would emulate it, a hundred times slower."""
+    path = Path(__file__).parents[2] / "benchmarks" / "runtime.py"
+    monkeypatch.syspath_prepend(str(path.parent))
+    runtime, raced = SimpleNamespace(**runpy.run_path(str(path))), list[str]()
+    stubs = {
+        "multiplies_bf16": lambda _device: multiplies,
+        "prepare": lambda *_: ["onnx-int8"],
+        "race": lambda names, *_: raced.extend(names),
+        "show": lambda *_: None,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setitem(runtime.engines.__globals__, name, stub)
+    runtime.engines(Namespace(work=tmp_path, models=["m"], calibrate=[], rounds=1, tasks=None, threads=1))
+    assert {"sentence-transformers float32", "trundle onnx-int8"} <= set(raced)
+    assert ("sentence-transformers bfloat16" in raced) is multiplies
 
 
 def test_the_parent_process_does_not_import_torch() -> None:

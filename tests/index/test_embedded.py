@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -242,9 +243,7 @@ def test_texts_of_which_nothing_is_left(tmp_path: Path, texts: list[str]) -> Non
     assert any("2 texts" in line and "left out" in line for line in progress.lines)
 
 
-def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
-    folder = tmp_path / "index"
-    store = filled(folder, texts)
+def read_on_a_read_only_disk(folder: Path) -> subprocess.CompletedProcess[str]:
     script = "\n".join(
         [
             "from trundle.index.readers import open_reader",
@@ -259,11 +258,31 @@ def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
     command = ["unshare", "-rm", "sh", "-c", f"{mount} && exec {sys.executable} -c {shlex.quote(script)}"]
     if subprocess.run(["unshare", "-rm", "sh", "-c", mount], check=False).returncode:
         pytest.skip("this user can't mount")
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_disk_that_is_read_only(tmp_path: Path, texts: list[str]) -> None:
+    folder = tmp_path / "index"
+    store = filled(folder, texts)
     for state in ("being written", "closed"):
         if state == "closed":
             store.close()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = read_on_a_read_only_disk(folder)
         assert done.stdout == "600 3 ['unknown']\n", f"{state}: {done.stderr}"
+
+
+def test_texts_in_the_log_of_a_read_only_disk_are_not_ignored(tmp_path: Path, texts: list[str]) -> None:
+    """SQLite can't read the log without a file beside it, which it can't write there."""
+    folder, copy = tmp_path / "index", tmp_path / "copy"
+    filled(folder, texts).close()
+    with closing(_EmbeddedStore(folder)) as store:
+        store.add(["another"], clustered(1))
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*-shm"))
+    assert (copy / "texts.sqlite-wal").stat().st_size
+    done = read_on_a_read_only_disk(copy)
+    assert done.stdout == ""
+    assert "can't be read" in done.stderr
+    assert "copy it to another disk" in done.stderr
 
 
 def test_two_builds_share_their_work(tmp_path: Path, texts: list[str]) -> None:

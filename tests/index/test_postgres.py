@@ -116,6 +116,23 @@ def test_an_answer_that_is_lost_after_the_commit(
     assert tables(postgres) == ["t_lost"]
 
 
+def test_a_new_table_that_somebody_drops(postgres: Any, texts: list[str]) -> None:
+    store = _PostgresStore.create(postgres.url, "t_lost", wanted())
+    before = store.count()
+    new = _PostgresStore.create(postgres.url, "t_lost", wanted(), force=True)
+    new.add(texts[:10], clustered(10))
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute(f"DROP TABLE {new._label}")
+        connection.execute(f"CREATE TABLE {new._label} (theirs text)")
+    with pytest.raises(WriteFailed, match=r"was dropped while it was filled; run again$"):
+        new._replace_table("t_lost")
+    assert store.count() == before
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute(f"DROP TABLE {new._label}")
+    for each in (store, new):
+        each.close()
+
+
 def test_names_as_long_as_postgres_allows(postgres: Any, texts: list[str]) -> None:
     name = "long" + "é" * 29 + "x"
     assert len(name.encode()) == 63

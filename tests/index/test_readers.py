@@ -110,6 +110,21 @@ def goes_on_after_700_rows(reader: IndexReader) -> None:
         next(reader.rows(after=_RowCounts(read=700, last="another")))
 
 
+def test_a_table_of_lancedb_as_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Path, str]] = []
+
+    def reader(place: str, wish: rows._Wish) -> None:
+        opened.append((Path(place).resolve(), str(wish.table)))
+
+    monkeypatch.setattr("trundle.index.lancedb._LanceReader", reader)
+    table = tmp_path / "chunks.lance"
+    (table / "_versions").mkdir(parents=True)
+    monkeypatch.chdir(table)
+    for name in (".", str(table)):
+        open_reader(name)
+    assert opened == [(tmp_path.resolve(), "chunks")] * 2
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_names_that_are_not_there(filled: Any, name: str) -> None:
     where = filled(name)

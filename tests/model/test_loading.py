@@ -300,6 +300,31 @@ def test_code_that_comes_with_a_model_does_not_run(folder: Path) -> None:
         load(folder)
 
 
+def test_code_that_comes_with_a_bare_model_runs_on_request(tmp_path: Path) -> None:
+    """The config, the tokenizer and the model each ask the library separately."""
+    folder = Path(pico.save_backbone("bert", str(tmp_path / "model")))
+    (folder / "own.py").write_text(
+        "from transformers import BertConfig, BertModel, PreTrainedTokenizerFast\n"
+        "class Config(BertConfig):\n    model_type = 'custom'\n"
+        "class Model(BertModel):\n    config_class = Config\n"
+        "class Tokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    own = {
+        "config.json": {"AutoConfig": "own.Config", "AutoModel": "own.Model"},
+        "tokenizer_config.json": {"AutoTokenizer": [None, "own.Tokenizer"]},
+    }
+    for name, classes in own.items():
+        content = json.loads((folder / name).read_text()) | {"auto_map": classes}
+        content |= {"model_type": "custom"} if name == "config.json" else {"tokenizer_class": "Tokenizer"}
+        (folder / name).write_text(json.dumps(content))
+    with pytest.raises(BadModel, match="brings its own code to run"):
+        load(folder, device="cpu")
+    model = load(folder, device="cpu", trust_remote_code=True)
+    parts = (model[0].model.config, model[0].model, model.tokenizer)
+    assert [type(part).__name__ for part in parts] == ["Config", "Model", "Tokenizer"]
+    assert model.encode("a text").shape == (32,)
+
+
 def test_an_unknown_family_names_what_a_row_needs() -> None:
     with pytest.raises(UnknownFamily, match="can still teach"):
         _family_of("mamba")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 import pico
@@ -93,6 +94,11 @@ def test_graphs_join_the_pair_and_each_other(pair: Path, tmp_path: Path) -> None
     assert _engines_of(str(folder)) == ["torch", "onnx-float32", "onnx-int8"]
     assert Encoder(folder).graph.precision == "int8"
     check_sides(Encoder(folder, graph="onnx-float32"), folder)
+    file = next(folder.rglob("*.safetensors"))
+    save_file({name: weight * 1.5 for name, weight in load_file(file).items()}, file)
+    for place in (folder, folder / "query"):
+        with pytest.raises(BadModel, match=r"weights .* have changed"):
+            Encoder(place)
 
 
 def test_a_pair_without_graphs_is_exported_into_the_cache(pair: Path) -> None:

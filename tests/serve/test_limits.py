@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,17 +11,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.responses import Response
 
 from live_server import Answer, Gated, LiveServer, eventually, raw, running
 from trundle.errors import BadInput
 from trundle.runtime.encoder import Encoder
+from trundle.serve.guard import _Guard, _Metrics
 from trundle.serve.routes import open_socket
 from trundle.serve.settings import ServerSettings, _Model, _Served, read_keys
+from trundle.serve.wire import _LARGE
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -215,20 +220,64 @@ def test_silent_connections_are_closed(
         assert all_of(raw(live.port, content)).count(b"HTTP/1.1") == content.count(b"\r\n\r\n")
 
 
-def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
+def test_a_connection_that_is_silent_after_an_answer_is_closed(
+    alone: _Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first byte of another request ends uvicorn's own time for connections without one."""
+    monkeypatch.setattr("trundle.serve.guard.KEEP_ALIVE_SECONDS", 0.1)
     with running(alone, ServerSettings(body_timeout=0.3)) as live:
-        connection = socket.socket()
+        connection, answer = raw(live.port, HEALTH + b"\r\n"), b""
+        while b'"ok"' not in answer:
+            answer += connection.recv(4096)
+        connection.sendall(b"POST /v1/emb")
+        assert b"HTTP/1.1" not in all_of(connection)
+
+
+def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
+    with running(alone, ServerSettings(body_timeout=0.3)) as live, not_reading(live) as connection:
+        eventually(lambda: is_closed(connection))
+
+
+def test_answers_that_are_not_read_count_as_memory(alone: _Served) -> None:
+    with running(alone, ServerSettings(body_timeout=60, most_bytes=300_000, waiting_bytes=300_000)) as live:
+        large = {"input": "a " * 40_000}
+        with not_reading(live):
+            eventually(lambda: live.embed(**large).status == 429)
+        eventually(lambda: live.embed(**large).status == 200)
+
+
+@contextmanager
+def not_reading(live: LiveServer) -> Iterator[socket.socket]:
+    """A client that sends requests and takes none of their large answers."""
+    with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", live.port))
         body = json.dumps({"input": ["a"] * 2000}).encode()
         connection.sendall(6 * (HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
-        eventually(lambda: is_closed(connection))
-        connection.close()
+        yield connection
+
+
+def test_a_large_answer_is_sent_in_parts() -> None:
+    """So that a client has the time for slow reading for each part, not for the whole."""
+    body, sent = b"0123456789" * 30_000, list[Any]()
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = _Guard(Response(body), settings=ServerSettings(), metrics=_Metrics(), routes=set())
+    asyncio.run(guard({"type": "http", "path": "/", "headers": []}, receive, send))
+    parts = [message for message in sent if message["type"] == "http.response.body"]
+    assert b"".join(part["body"] for part in parts) == body
+    assert max(len(part["body"]) for part in parts) <= _LARGE
+    assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
 
 
 def is_closed(connection: socket.socket) -> bool:
     try:
-        connection.send(b"x")
+        connection.send(b"\r\n")  # allowed between requests; other bytes would be an invalid one
     except ConnectionError:
         return True
     return False
@@ -236,7 +285,8 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_a_new_connection_replaces_the_one_that_waits_longest(gated: Gated) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
-    with running(served, ServerSettings(most_connections=3)) as live:
+    # They would be closed after the time for headers as well; the test does not wait that long.
+    with running(served, ServerSettings(most_connections=3, body_timeout=60)) as live:
         answers: list[Answer] = []
         busy = in_background(live, answers, input="held")
         eventually(lambda: gated.held == 1)

@@ -183,11 +183,11 @@ def test_the_pages_routes_reject_invalid_requests(server: LiveServer) -> None:
 def test_others_are_answered_while_a_large_file_is_split(
     alone: _Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, reached = threading.Event(), threading.Event()
+    gate, reached, opened = threading.Event(), threading.Event(), list[bool]()
 
     def split(text: str) -> list[str]:
         reached.set()
-        assert gate.wait(30)
+        opened.append(gate.wait(20))
         return ["a passage of this file"]
 
     monkeypatch.setattr("trundle.serve.playground._split_passages", split)
@@ -199,3 +199,4 @@ def test_others_are_answered_while_a_large_file_is_split(
         assert live.get("/health").status == 200
         gate.set()
         dropping.join()
+    assert opened == [True], "the answer came only after the file was split"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import tracemalloc
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trundle.serve import playground
 
@@ -49,6 +52,18 @@ def test_passages() -> None:
     assert "".join(unbroken) == letters
     assert all(len(piece) <= playground._LONGEST for piece in unbroken)
     assert playground._split_passages("") == []
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "word " * 200_000, "A sentence. " * 83_333])
+def test_a_long_paragraph_is_not_copied_for_each_piece(text: str) -> None:
+    """Copying the rest after each piece would take a time that grows with the square of the length."""
+    tracemalloc.start()
+    try:
+        pieces = playground._split_paragraph(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < sum(map(sys.getsizeof, pieces)) + len(text) // 2
 
 
 def test_overlap_counts_shared_places() -> None:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from trundle.embedder import Vectors
-from trundle.errors import BadInput, MissingExtra
+from trundle.errors import BadInput, MissingExtra, WriteFailed
 from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of
 from trundle.index.connection import _RETRY_SECONDS, APPLICATION, _Connection, _Database
 from trundle.progress import SILENT, Progress
@@ -173,7 +173,7 @@ class _PostgresStore:
             if _oid_of(connection, table) == self._oid:
                 return  # the server committed an earlier try, and its answer was lost
             if _oid_of(connection, self._label) != self._oid:
-                raise BadInput(f"table {self._label} was dropped while it was filled; run again")
+                raise WriteFailed(f"table {self._label} was dropped while it was filled; run again")
             _facts_of(connection, table)  # an error if the table is no longer ours
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(old))
             connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(new, old))

@@ -144,7 +144,8 @@ def _from_folder(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
 
         return _MilvusReader(str(path), wish, uri=str(path))
     if (path / "_versions").is_dir():
-        path, wish = path.parent, replace(wish, table=path.stem)
+        table = path.resolve()  # `.` has no name
+        path, wish = table.parent, replace(wish, table=table.stem)
     if any(each.suffix == ".lance" for each in path.iterdir()):
         from trundle.index.lancedb import _LanceReader
 
