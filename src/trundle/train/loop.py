@@ -289,7 +289,7 @@ class _TrainingRun(Generic[_B]):
         if self.state.step == 0 and sufficient is not None and self.state.best <= sufficient:
             return "sufficient"
         if self.settings.patience is not None and self.state.stale >= self.settings.patience:
-            return "patience"  # never reached by exact steps
+            return "patience"
         if self.state.step >= self.state.steps:
             return "steps" if self.state.steps == self.settings.steps else "minutes"
         return None
@@ -356,7 +356,7 @@ class _TrainingRun(Generic[_B]):
             with self.trainer.computing():
                 measures = dict(self.task.on_validation(state.step, found))
         loss = f"loss {state.loss:.4f}, " if state.step else ""
-        best = "not rounded yet" if self.trainer.exact else f"best {state.best:.4f}"
+        best = "with exact weights" if self.trainer.exact else f"best {state.best:.4f}"
         self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, {best}")
         self.validation_seconds = self.clock() - began
         self.validating += self.validation_seconds
