@@ -106,7 +106,7 @@ class SmallModel:
         return str(hub.upload_folder(repo_id=repo_id, folder_path=str(self.folder)).commit_url)
 
 
-class SearchSettings(TypedDict, total=False):
+class _SearchSettings(TypedDict, total=False):
     """The less common options of `compress`."""
 
     minutes: float
@@ -132,7 +132,7 @@ def compress(
     index: str | None = None,
     output: str | Path | None = None,
     progress: bool | Progress | None = None,
-    **options: Unpack[SearchSettings],
+    **options: Unpack[_SearchSettings],
 ) -> SmallModel:
     """Makes a small model in the vector space of a large one.
 

@@ -23,7 +23,7 @@ from trundle.errors import BadModel
 _DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _NOT_DOWNLOADED = ["onnx/*", "openvino/*", "original/*"]
 
-CacheKind = Literal["answers", "graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
+_CacheKind = Literal["answers", "graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
 
 
 def cache_folder() -> Path:
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
     return Path(given).expanduser() if given else base / "trundle"
 
 
-def cache_entry(kind: CacheKind, *inputs: Any, root: Path | None = None) -> Path:
+def cache_entry(kind: _CacheKind, *inputs: Any, root: Path | None = None) -> Path:
     """Returns the folder of the work that depends on `inputs`; the folder need not exist.
 
     Inputs are JSON values, or anything that prints the same when it is the same. `root` replaces the cache's

@@ -96,6 +96,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
     large = outcome.run.original
     encoder = None if outcome.milliseconds is None else Encoder(output)
     small = outcome.run.result if encoder is None else encoder.embedder("small")
+    engine = "torch" if encoder is None else f"{encoder.graph.engine}-{encoder.graph.precision}"
     searches = [(pair.query, pair.document) for pair in measured]
     task = KnownItemTask(name="find the documentation", pairs=searches)
     vectors = HeldOutVectors(progress)
@@ -106,7 +107,7 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         [str(model), str(output)],
         texts=(pair.document for pair in measured),
         options=BenchOptions(rounds=3, seconds=0.4),
-        only={str(model): "torch", str(output): _engine(encoder)},
+        only={str(model): "torch", str(output): engine},
         progress=progress,
     )
     shown = list(as_texts(sample(measured, _SHOWN_PAIRS, seed=_SEED)))
@@ -122,7 +123,3 @@ def run_demo(output: Path, *, replace: bool = False, progress: Progress = SILENT
         graph=None if encoder is None else output / encoder.graph.path,
         page=page,
     )
-
-
-def _engine(encoder: Encoder | None) -> str:
-    return "torch" if encoder is None else f"{encoder.graph.engine}-{encoder.graph.precision}"

@@ -203,13 +203,16 @@ def test_a_model_trained_without_rounding_is_rejected_and_told_how_to_fix_it(tmp
         )
 
 
-def test_training_with_rounding_starts_from_fitted_weights(tmp_path: Path) -> None:
-    """In closed form, without a step, the student is closer to its teacher than its nearest codes are."""
+@pytest.mark.parametrize(
+    "how", [{"steps": 0}, {"steps": 2, "round_after": 0.5, "learning_rate": 1e-9}], ids=["at once", "late"]
+)
+def test_rounding_starts_from_fitted_weights(how: dict[str, float], tmp_path: Path) -> None:
+    """Without a step that learns, the student is closer to its teacher than its nearest codes are."""
     folder = tmp_path / "teacher"
     pico.model("bert", str(tmp_path / "backbone"), **WIDE).save_pretrained(str(folder))
     texts = pico.different_texts(240)
     (tmp_path / "texts.txt").write_text("\n".join(texts))
-    options = {"steps": 0, "rounding": "int4", "teacher": str(folder), "start": "keep"}
+    options = {"rounding": "int4", "teacher": str(folder), "start": "keep", **how}
     compress(
         str(folder),
         single(METHODS["align"], options),

@@ -280,6 +280,25 @@ def test_a_narrow_candidate_is_mapped_with_its_training_vectors(
     assert 200 in [len(each) for each in stores if each is not None]
 
 
+def test_on_a_gpu_the_winner_learns_by_muon_and_is_rounded_late(
+    pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = str(pico_folders("bert")), []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(trials, "run_recipe", lambda _request, recipe: asked.append(recipe))
+    found = _list_candidates(load(folder, device="cpu"), folder, dimensions=32, precisions=["int4", "int8"])
+    contest = _Trials(source=folder, request=Request(source=folder), texts=99, mapped=99, work=tmp_path)
+    for in_int4 in (True, False):
+        kept = (each for each in found if each.layers and not each.untouched)
+        chosen = next(each for each in kept if each.in_int4 is in_int4)
+        contest.finish(_Tried(candidate=chosen), 60.0)
+    options: list[Any] = [
+        call.options for recipe in asked for call in recipe.calls if call.method.name == "align"
+    ]
+    assert [each.optimizer for each in options] == ["muon", "muon"]
+    assert [each.round_after for each in options] == [trials._ROUND_AFTER, 0]
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_candidate_without_trial_waits_for_the_teachers_vectors(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

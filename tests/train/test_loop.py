@@ -22,7 +22,15 @@ from trundle.methods.align.leaf import _leaf
 from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings, _TrainResult, train
-from trundle.train.trainer import _Muon, _Trainer, _Updates, _write_checkpoint, linear, precision_for
+from trundle.train.trainer import (
+    Computing,
+    _Muon,
+    _Trainer,
+    _Updates,
+    _write_checkpoint,
+    linear,
+    precision_for,
+)
 
 WORDS = " ".join(pico.TEXTS).split()
 Batch = tuple[dict[str, Any], Tensor]
@@ -226,7 +234,8 @@ def test_muon_makes_the_steps_of_torchs_muon() -> None:
 
 
 def test_the_first_steps_may_compute_with_exact_weights(toy: Callable[[], Toy], tmp_path: Path):
-    student, inside, rounded = toy(), False, []
+    student, inside = toy(), False
+    rounded: list[object] = []
 
     @contextmanager
     def computing() -> Iterator[None]:
@@ -237,11 +246,14 @@ def test_the_first_steps_may_compute_with_exact_weights(toy: Callable[[], Toy], 
 
     settings = replace(SHORT, exact_share=0.5)
     found = student.train(
-        settings, lambda _step: rounded.append(inside), computing=computing, folder=tmp_path
+        settings,
+        lambda _step: rounded.append(inside),
+        computing=Computing(context=computing, begin=lambda: rounded.append("begun")),
+        folder=tmp_path,
     )
-    assert rounded == [False] * 12 + [True] * 12
+    assert rounded == [False] * 12 + ["begun"] + [True] * 12
     validated = {line["step"]: line["validation"] for line in lines(tmp_path) if "validation" in line}
-    counted = [validated[step] for step in (0, 18, 24)]  # the others are no models that anyone gets
+    counted = [validated[step] for step in (12, 18, 24)]  # the others are no models that anyone gets
     assert found.validation == min(counted)
 
 

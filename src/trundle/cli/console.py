@@ -43,7 +43,6 @@ from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from trundle.pipeline.run import Request
-    from trundle.progress import Progress
 
 _QUIETER_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",

@@ -248,7 +248,7 @@ def augmented(
         if chosen:
             draws = _Draws(seed, text.text)
             yield from (piece for make in chosen for piece in make(text, draws) if allowed(piece.text))
-        if _JOINS in names and len(text.text.split()) <= _SHORT:
+        if _JOINS in names and 0 < len(text.text.split()) <= _SHORT:
             waiting.append(text.text)
             if len(waiting) == _JOINED:
                 if allowed(joined := " ".join(waiting)):

@@ -34,7 +34,7 @@ from trundle.embedder import (
 from trundle.errors import BadInput
 from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.heads import _pools_prompts, prompts_by_role
-from trundle.model.tokens import Features, ShortCut, TokenSlice, _by_length, _tokenise_ahead, make_tokeniser
+from trundle.model.tokens import Features, ShortCut, _by_length, _tokenise_ahead, _TokenSlice, make_tokeniser
 from trundle.progress import SILENT, Advance, Progress
 
 _BATCH, _GPU_BATCH = 32, 256
@@ -346,7 +346,7 @@ def _encode(
 def _encode_by_tokens(
     model: SentenceTransformer,
     short_cut: ShortCut,
-    slices: Iterable[TokenSlice],
+    slices: Iterable[_TokenSlice],
     count: int,
     advance: Advance,
 ) -> Vectors:

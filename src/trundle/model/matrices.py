@@ -140,8 +140,8 @@ def on_grid(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (blocks / scales).round().clamp(_LOWEST, _HIGHEST), scales
 
 
-def _scale_for(blocks: Tensor, code: int) -> Tensor:
-    """The scales that give the largest value of each block this code."""
+def _scale_for(blocks: Tensor, code: float) -> Tensor:
+    """Return the scales, as they are stored, that give the largest value of each block this code."""
     low, high = torch.aminmax(blocks, dim=-1, keepdim=True)
     scales = (torch.where(high >= -low, high, low) / code).half().float()
     return torch.where(scales == 0, torch.ones_like(scales), scales)

@@ -32,6 +32,7 @@ from trundle.model.matrices import (
     Matrix,
     _has_bias,
     _is_on_grid,
+    _scale_for,
     fits_grid,
     grid_weights,
     is_pruned,
@@ -139,24 +140,13 @@ def _round_table(model: SentenceTransformer) -> None:
 def _nearest(matrix: Tensor) -> Tensor:
     """The matrix on the grid, each block with the scale that has the least squared error."""
     blocks = matrix.reshape(*matrix.shape[:-1], -1, BLOCK)
-    widest = _widest_scale(blocks)
-    best = torch.full_like(widest, torch.inf)
-    found = torch.zeros_like(blocks)
+    best, found = torch.full_like(blocks[..., :1], torch.inf), torch.zeros_like(blocks)
     for share in _SHARES:
-        rounded = _on_scale(blocks, _as_stored(share * widest))
+        rounded = _on_scale(blocks, _scale_for(blocks, _LOWEST / share))
         error = (rounded - blocks).square().sum(-1, keepdim=True)
         found = torch.where(error < best, rounded, found)
         best = torch.minimum(error, best)
     return found.reshape(matrix.shape)
-
-
-def _widest_scale(blocks: Tensor) -> Tensor:
-    return blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / _LOWEST
-
-
-def _as_stored(scales: Tensor) -> Tensor:
-    scales = scales.half().float()
-    return torch.where(scales == 0, torch.ones_like(scales), scales)
 
 
 def _on_scale(values: Tensor, scales: Tensor) -> Tensor:
@@ -171,10 +161,8 @@ def _gptq(weight: Tensor, moments: Tensor) -> Tensor:
     for start in range(0, len(left), BLOCK):
         inside = slice(start, start + BLOCK)
         rows, own = left[inside], factor[inside, inside]
-        widest = _widest_scale(rows.T)[:, 0]
-        shares = torch.tensor(_SHARES, device=widest.device)
-        scales = _as_stored(shares[:, None] * widest)
-        rounded, errors = _round_columns(rows[:, None].repeat(1, len(shares), 1), own, scales)
+        scales = torch.stack([_scale_for(rows.T, _LOWEST / share)[:, 0] for share in _SHARES])
+        rounded, errors = _round_columns(rows[:, None].repeat(1, len(scales), 1), own, scales)
         best = errors.square().sum(0).argmin(0)[None, None].expand(BLOCK, 1, -1)
         found[inside] = rounded.gather(1, best)[:, 0]
         left[start + BLOCK :] -= factor[inside, start + BLOCK :].T @ errors.gather(1, best)[:, 0]

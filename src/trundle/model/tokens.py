@@ -20,7 +20,7 @@ from trundle.progress import ahead
 
 Features = dict[str, Any]
 """The input of a SentenceTransformer's forward pass."""
-TokenSlice = tuple[Tensor, Tensor]
+_TokenSlice = tuple[Tensor, Tensor]
 """The tokens of some texts, and the number, first token and length of each text, the longest first."""
 
 _SAMPLES = ("query: 12 plain words?", "tabs\tand  spaces ", "Größe 東京 🙂", "[MASK] <s> </s> <pad>", "")
@@ -116,10 +116,10 @@ class ShortCut:
 
 
 @contextmanager
-def _tokenise_ahead(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[Iterator[TokenSlice]]:
+def _tokenise_ahead(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[Iterator[_TokenSlice]]:
     """Yield the texts' tokens in slices, the longest texts first; a thread tokenises the next slice."""
 
-    def slices() -> Iterator[TokenSlice]:
+    def slices() -> Iterator[_TokenSlice]:
         order = np.argsort(-np.fromiter(map(len, texts), np.int64, len(texts)), kind="stable")
         start, size = 0, _FIRST_SLICE
         while start < len(order):
@@ -131,7 +131,7 @@ def _tokenise_ahead(short_cut: ShortCut, texts: Sequence[str]) -> Iterator[Itera
         yield ready
 
 
-def _by_length(tokens: Tokens, rows: NDArray[np.int64] | None = None) -> TokenSlice:
+def _by_length(tokens: Tokens, rows: NDArray[np.int64] | None = None) -> _TokenSlice:
     """Return the tokens of some texts, sorted by how many each has; `rows` are the texts' own numbers."""
     flat, lengths = tokens
     rows = np.arange(len(lengths)) if rows is None else rows

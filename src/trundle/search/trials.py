@@ -182,7 +182,7 @@ def _identity(output: str | Path) -> str:
 _GPU_PACE: dict[str, Any] = {"batch_size": 512, "learning_rate": 5e-4, "warmup": 300, "optimizer": "muon"}
 _CPU_PACE = {"batch_size": 16, "warmup": 20}
 """Large batches learn more per minute if a step takes milliseconds, small ones if it takes a second."""
-_ROUND_AFTER = 0.7
+_ROUND_AFTER = 0.85
 """Of an int4 model's last training on a GPU, before its weights are rounded: exact weights learn faster."""
 
 _OVERTIME = 2.0

@@ -27,7 +27,7 @@ from trundle.errors import BadInput
 _B = TypeVar("_B")
 Indices = NDArray[np.int64]
 
-IN_PARTS = "a batch does not fit into memory, so it is processed in parts; only the time changes"
+_IN_PARTS = "a batch does not fit into memory, so it is processed in parts; only the time changes"
 _POOL = 128
 """Batches sorted by length together: many, for little padding, but few enough that every epoch differs."""
 _AHEAD = 4
@@ -62,7 +62,7 @@ class BatchSplitter(Generic[_B]):
         if self.texts(largest) == 1 or self.size(largest) == 0:
             return False
         if self.limit == float("inf"):
-            self.say(IN_PARTS)
+            self.say(_IN_PARTS)
         self.limit = self.size(largest) / 2
         return True
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.model.encode import free_gpu_memory, sound_gradients
-from trundle.train.batches import IN_PARTS, Batches, ByBucket, _LoadedPart
+from trundle.train.batches import _IN_PARTS, Batches, ByBucket, _LoadedPart
 from trundle.train.trainer import _Loss, _Trainer
 
 _B = TypeVar("_B")
@@ -92,7 +92,7 @@ class _GraphTrainer(_Trainer[_B]):
                 self.exact = exact
                 while (part := self._part(width, size := self._fitting(width, most), pool)) is None:
                     if most == math.inf:
-                        say(IN_PARTS)
+                        say(_IN_PARTS)
                     most = width * size - 1
                 self._parts[width, exact] = part
             self.exact = max(computings)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
 from trundle.train.graphs import _CaptureFailed, _GraphTrainer
 from trundle.train.trainer import (
+    Computing,
     Schedule,
     _add_metrics,
     _constant,
@@ -69,9 +69,8 @@ class TrainingTask(Generic[_B]):
     """One epoch is measured before the first step, every `validate_every` steps and at the end."""
     on_validation: Callable[[int, float], Mapping[str, float]] | None = None
     """Takes the step and the validation loss, and returns additional metrics for the training log."""
-    computing: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Model and gradients are computed in this context, which may replace weights; optimizer steps not.
-    The first steps ignore it if the settings say so."""
+    computing: Computing | None = None
+    """How the model computes; the first steps ignore it if the settings say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +253,8 @@ class _TrainingRun(Generic[_B]):
                 self.progress.say(f"{name}: validation loss already {state.best:.4f}; nothing is trained")
             while self._ended() is None:
                 if state.exact and state.step >= settings.exact_share * state.steps:
-                    self._leave_exact()
+                    with batches.paused():
+                        self._leave_exact()
                 if settings.minutes is not None:
                     self._fit(settings.minutes * 60)
                 self._step([batches.take() for _ in range(settings.accumulate)])
@@ -272,6 +272,8 @@ class _TrainingRun(Generic[_B]):
                 reached = int(self._elapsed()) if by_clock else state.step
                 advance(reached - shown)
                 shown = reached
+        if state.exact and state.step:  # the time was over sooner than expected
+            self._leave_exact()
         if self.best_weights is not None:
             _put_back(self.trainer.model, self.best_weights)
         self.trainer.model.eval()
@@ -295,8 +297,11 @@ class _TrainingRun(Generic[_B]):
         return None
 
     def _leave_exact(self) -> None:
-        """Computes as the task says from here on, at another speed."""
-        self.state.exact = self.trainer.exact = False
+        """Computes as the task says from here on, at another speed and with another best loss."""
+        self.trainer.leave_exact()
+        self.state.exact, self.state.best = False, math.inf
+        if self.held_out:
+            self._write_down(self._validate())
         self.first = self.state.step
 
     def _is_due(self) -> bool:

@@ -48,6 +48,18 @@ class _Updates:
     clip_norm: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """How the model computes in steps and validations, where that differs from how it is stored."""
+
+    context: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Model and gradients are computed in it. It may replace weights; optimizer steps change the own ones."""
+    begin: Callable[[], None] = lambda: None
+    """Called once if the first steps ignored the context, before the first one that does not."""
+    kept: Sequence[Tensor] = ()
+    """What the context reads and `begin` writes, always in place; checkpoints contain it."""
+
+
 class _LossModule(nn.Module, Generic[_B]):
     """The losses as a module's forward pass, so that several processes synchronise in its backward pass."""
 
@@ -80,7 +92,7 @@ class _Trainer(Generic[_B]):
         precision: _Precision,
         updates: _Updates,
         dropout: bool,
-        computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        computing: Computing | None = None,
         splitter: BatchSplitter[_B] | None = None,
     ) -> None:
         # A backbone may hold weights that the loss never reaches, such as an unused pooler.
@@ -101,7 +113,9 @@ class _Trainer(Generic[_B]):
         fused = self.device.type in ("cpu", "cuda")
         self._optimizer = self._new_optimizer(fused=fused)
         self._dropout = dropout
-        self._computing = computing
+        self._computing = computing or Computing()
+        for tensor in self._computing.kept:
+            tensor.data = tensor.data.to(self.device)
         self.exact = False
         """Whether steps and validations ignore `computing`."""
         # Processes synchronise in the backward pass, so one of them can't repeat it alone.
@@ -111,7 +125,15 @@ class _Trainer(Generic[_B]):
 
     def computing(self) -> AbstractContextManager[None]:
         """Returns the context of the next step or validation."""
-        return nullcontext() if self.exact else self._computing()
+        return nullcontext() if self.exact else self._computing.context()
+
+    def leave_exact(self) -> None:
+        """Uses `computing` from here on; all processes begin with the weights of the first."""
+        self.exact = False
+        self._computing.begin()
+        if self.processes > 1:
+            for tensor in (*self.model.parameters(), *self._computing.kept):
+                torch.distributed.broadcast(tensor.data, 0)
 
     def _prepared(self) -> Any:
         return self._accelerator.prepare_model(self._module)
@@ -217,12 +239,13 @@ class _Trainer(Generic[_B]):
         return float(summed / count)
 
     def state(self) -> dict[str, Any]:
-        """Returns what the next steps depend on: weights, optimizer, and the RNG states of all processes."""
+        """Returns what the next steps depend on: weights, optimizer, RNG states and what is `kept`."""
         rng = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self.device)
         return {
             "weights": _copies(self.model),
+            "kept": [tensor.clone() for tensor in self._computing.kept],
             "optimizer": self._optimizer.state_dict(),
             "rng": gather_object([rng]),
         }
@@ -230,6 +253,8 @@ class _Trainer(Generic[_B]):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores a stored state; one that was stored without a GPU has no RNG state for it."""
         _put_back(self.model, state["weights"])
+        for tensor, stored in zip(self._computing.kept, state["kept"], strict=True):
+            tensor.copy_(stored)
         self._optimizer.load_state_dict(state["optimizer"])
         rng = state["rng"][self.rank]
         torch.set_rng_state(rng["cpu"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from trundle.data.sampling import check_augmentations
 from trundle.embedder import Similarity
@@ -44,7 +46,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, keeps_zeros
 from trundle.train.loop import TrainingTask, TrainSettings
-from trundle.train.trainer import Schedule, cosine, leaf_cycles, linear, precision_for
+from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for
 
 _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "cosine": "cosine",
@@ -126,13 +128,10 @@ def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> App
     student, start_facts = _started(_pooled(student, options), plan, targets, context)
     if teacher.similarity is not None:
         student.similarity_fn_name = _SIMILARITY_NAMES[teacher.similarity]
-    scales = None
-    begins_rounded = student.device.type == "cpu" and options.round_after == 0
-    if options.rounding == "int4" and (begins_rounded or options.steps == 0):
-        # A GPU makes enough steps to choose the scales anew at each; whether it gains from this is not known.
-        texts = _rounding_texts(targets, context)
-        student = round_to_int4(student, texts, progress=context.progress)
-        scales = grid_scales(student)
+    computing, scales = None, None
+    if options.rounding == "int4":
+        texts = partial(_rounding_texts, targets, context)
+        student, scales, computing = _on_grid(student, texts, options, context)
     applied = Applied(
         model=student,
         space=None if teacher.brings_texts else teacher,
@@ -142,15 +141,36 @@ def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> App
     )
     if options.steps != 0:
         key = [plan.model_dump(mode="json"), model_digest(model), teacher.identity()]
-        computing: Callable[[], AbstractContextManager[None]] = nullcontext
-        if options.rounding == "int4":
-            computing = partial(computing_on_grid, student, scales)
         trained = _train(student, plan, teacher, (targets, validation), key, context, computing)
         facts = {**applied.facts, **trained.facts}
         applied = replace(applied, facts=facts, done=trained.done, files={**files, **trained.files})
     if options.rounding == "int4":  # the weights that were validated
         put_on_grid(grid_weights(student), scales)
     return replace(applied, model=student.to(next(model.parameters()).dtype))
+
+
+def _on_grid(
+    student: SentenceTransformer, texts: Callable[[], list[str]], options: AlignOptions, context: Context
+) -> tuple[SentenceTransformer, list[Tensor] | None, Computing]:
+    """The student as it begins, its int4 scales if they are kept, and how it computes."""
+    if options.round_after == 0 and options.steps != 0 and student.device.type != "cpu":
+        # The start is distant, so scales are chosen anew in every step.
+        return student, None, Computing(context=partial(computing_on_grid, student))
+    if options.round_after == 0 or options.steps == 0:
+        student = round_to_int4(student, texts(), progress=context.progress)
+    scales = grid_scales(student)
+    unpatched = heads.copy_of(student)
+
+    def begin() -> None:
+        unpatched.load_state_dict(student.state_dict())
+        rounded = round_to_int4(unpatched, texts(), progress=context.progress)
+        with torch.no_grad():
+            kept = [*student.parameters(), *scales]
+            for tensor, fitted in zip(kept, [*rounded.parameters(), *grid_scales(rounded)], strict=True):
+                tensor.copy_(fitted)
+
+    context_of = partial(computing_on_grid, student, scales)
+    return student, scales, Computing(context=context_of, begin=begin, kept=scales)
 
 
 def _rounding_texts(targets: Targets, context: Context) -> list[str]:
@@ -167,7 +187,7 @@ def _train(
     vectors: tuple[Targets, Targets | None],
     key: list[Any],
     context: Context,
-    computing: Callable[[], AbstractContextManager[None]],
+    computing: Computing | None,
 ) -> Trained:
     options, (targets, validation) = plan.options, vectors
     imitator = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -48,7 +47,9 @@ def plan(model: SentenceTransformer, options: _WidthOptions, context: Context) -
         raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
     objective = options.objective
     if objective == "auto":
-        objective = "align" if context.source is None or _is_embedder(context.source) else "contrast"
+        # A bare backbone has no modules.json.
+        embeds = context.source is None or (model_folder(str(context.source)) / "modules.json").is_file()
+        objective = "align" if embeds else "contrast"
     found = _WidthPlan(
         options=options,
         widths=widths,
@@ -197,8 +198,3 @@ def _pooled_width(model: SentenceTransformer, what: Cut) -> int:
     narrow_modules(rest, hidden)
     widths = [getattr(module, "get_embedding_dimension", lambda: None)() for module in rest]
     return next((width for width in reversed(widths) if width), len(hidden))
-
-
-def _is_embedder(name: str | Path) -> bool:
-    """Returns whether a folder or hub name is an embedding model, not a bare backbone."""
-    return (model_folder(str(name)) / "modules.json").is_file()
