@@ -540,6 +540,16 @@ def test_a_tokenizer_larger_than_its_model_is_rejected(pico_folders: Callable[[s
         run(model, {"keep": 300})
 
 
+def test_a_special_token_without_embedding_is_removed(pico_folders: Callable[[str], Path]) -> None:
+    """Gemma 3's text models have one for images."""
+    model = SentenceTransformer(str(pico_folders("llama")), device="cpu")
+    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    texts = pico.TEXTS[:2]
+    _, applied = run(model, {"score": "seen"}, texts=texts)
+    assert "<image>" not in applied.model.tokenizer.get_vocab()
+    np.testing.assert_allclose(applied.model.encode(texts), model.encode(texts), atol=1e-6)
+
+
 def test_mapping_to_unk_needs_an_unknown_token(pico_folders: Callable[[str], Path]) -> None:
     model = SentenceTransformer(str(pico_folders("gpt2")), device="cpu")
     model.tokenizer.unk_token = None

@@ -70,7 +70,11 @@ def cut(model: SentenceTransformer, what: Cut) -> SentenceTransformer:
     twin = _shallow_copy(transformer)
     twin.model = _cut_backbone(transformer.model, what)
     processor = transformer.processor
-    twin.processor = copy.deepcopy(processor) if what.vocab is None else _with_tokens(processor, what.vocab)
+    if what.vocab is None:
+        twin.processor = copy.deepcopy(processor)
+    else:
+        rows = len(cast("Any", transformer.model).get_input_embeddings().weight)
+        twin.processor = _with_tokens(processor, what.vocab, rows)
     rest = [copy.deepcopy(module) for module in list(model)[1:]]
     if what.hidden is not None:
         narrow_modules(rest, what.hidden)

@@ -80,9 +80,10 @@ def read_vocabulary(model: SentenceTransformer) -> Vocabulary:
     """Return the vocabulary of a model."""
     transformer = transformer_of(model)
     tokenizer, config = transformer.tokenizer, transformer.model.config
-    backend, content = tokenizer_file._backend_of(tokenizer), tokenizer_file._tokenizer_content(tokenizer)
+    backend, size = tokenizer_file._backend_of(tokenizer), len(_embedding(model))
     assert tokenizer is not None
-    tokens, size = tokenizer_file._tokens_by_id(content), len(_embedding(model))
+    content = tokenizer_file._tokenizer_content(tokenizer, size)
+    tokens = tokenizer_file._tokens_by_id(content)
     if beyond := [token for number, token in tokens.items() if number >= size]:
         raise BadModel(f"token {beyond[0]!r} has no embedding; use the model's own tokenizer")
     named = tokenizer_file._named_ids(content) | set(tokenizer.all_special_ids)
@@ -120,7 +121,7 @@ def rebuilt_backend(model: SentenceTransformer, kept: Sequence[int]) -> Tokenize
     """Return the model's tokenizer with only the kept tokens, without cutting the model."""
     tokenizer = transformer_of(model).tokenizer
     assert tokenizer is not None
-    return tokenizer_file._backend_of(tokenizer_file._with_tokens(tokenizer, kept))
+    return tokenizer_file._backend_of(tokenizer_file._with_tokens(tokenizer, kept, len(_embedding(model))))
 
 
 class MappedTransformer(Transformer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -176,8 +177,11 @@ def _new_processor(processor: _Content | None, new: Mapping[int, int]) -> dict[s
     return changed
 
 
-def _tokenizer_content(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+def _tokenizer_content(tokenizer: PreTrainedTokenizerBase | None, rows: float = math.inf) -> dict[str, Any]:
+    """The file, without special tokens beyond the `rows` of the embedding, such as Gemma 3's for images."""
     content: dict[str, Any] = json.loads(_backend_of(tokenizer).to_str())
+    added = content["added_tokens"]
+    content["added_tokens"] = [token for token in added if token["id"] < rows or not token["special"]]
     return content
 
 
@@ -198,8 +202,10 @@ def _bare_backend(tokenizer: Any, limit: int) -> Tokenizer:
     return bare
 
 
-def _with_tokens(tokenizer: PreTrainedTokenizerBase, kept: Sequence[int]) -> PreTrainedTokenizerBase:
-    small = _cut_file(_tokenizer_content(tokenizer), kept)
+def _with_tokens(
+    tokenizer: PreTrainedTokenizerBase, kept: Sequence[int], rows: float = math.inf
+) -> PreTrainedTokenizerBase:
+    small = _cut_file(_tokenizer_content(tokenizer, rows), kept)
     backend = Tokenizer.from_str(json.dumps(small))
     # The library numbers added tokens by its own rule, which may differ from the file.
     expected = {token: number for number, token in _tokens_by_id(small).items()}
