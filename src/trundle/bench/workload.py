@@ -280,17 +280,13 @@ def _short_number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _millions(value: float) -> str:
-    return f"{_short_number(value / 1e6)} M" if value >= 1e6 else f"{value:,.0f}"
-
-
 def _in_units(per_one: float, unit: str) -> _Write:
     return lambda value: f"{_short_number(value * per_one)} {unit}"
 
 
 _MEGABYTES, _MILLISECONDS, _SECONDS = _in_units(1e-6, "MB"), _in_units(1e3, "ms"), _in_units(1, "s")
 _TABLE: Mapping[str, tuple[str, _Write]] = {
-    "parameters": ("parameters", _millions),
+    "parameters": ("parameters", _in_units(1e-6, "M")),
     "weights on disk": ("weights_bytes", _MEGABYTES),
     "folder on disk": ("folder_bytes", _MEGABYTES),
     "short texts/s": ("short_texts_per_second", _short_number),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ def nearest(
     rounded to single, so that two copies of a text tie in every block.
     """
     k = min(k, len(documents))
-    prepare = unit if similarity == "cosine" else _wide
+    prepare = unit if similarity == "cosine" else partial(np.asarray, dtype=np.float64)
     scaled = prepare(queries)
     hidden = np.full(len(queries), -1) if left_out is None else np.asarray(left_out, dtype=np.int64)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
@@ -70,10 +71,6 @@ def nearest(
             found[rows] = np.take_along_axis(positions, order, axis=1)
     found[np.isneginf(best)] = -1
     return found
-
-
-def _wide(vectors: Vectors) -> NDArray[np.float64]:
-    return vectors.astype(np.float64)
 
 
 def _best_columns(scores: NDArray[np.float32], k: int) -> _Positions:
