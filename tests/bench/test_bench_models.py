@@ -137,7 +137,7 @@ def test_the_table_has_a_column_per_model(result: BenchResult) -> None:
     assert [line[0] for line in lines] == list(_TABLE)
     assert {len(line) for line in lines} == {3}
     parameters = lines[0]
-    assert parameters[1] == f"{result.models[0].parameters:,}"
+    assert parameters[1] == f"{result.models[0].parameters / 1e6:.2f} M"
     assert parameters[2].endswith(f"({result.models[1].parameters / result.models[0].parameters:.2f}×)")
 
 

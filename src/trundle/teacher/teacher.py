@@ -9,19 +9,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
 
 from trundle.cache import cache_entry
 from trundle.embedder import Embedder, Similarity, Vectors
 from trundle.errors import BadInput
 from trundle.index.readers import open_reader
-from trundle.model.encode import labelling_embedder
-from trundle.model.heads import normalises
-from trundle.model.load import load
-from trundle.model.save import model_digest
 from trundle.progress import SILENT, Progress, is_first
 from trundle.records import THE_ORIGINAL
 from trundle.runtime.description import read_description
@@ -30,6 +25,9 @@ from trundle.teacher import MANIFEST, teacher_kind
 from trundle.teacher.shards import _DIGEST_BYTES, _UNIT_TOLERANCE, Dtype, Manifest, _content_digest
 from trundle.teacher.stored import ROWS, IndexRows, _TableTeacher, _teacher_from_parquet
 from trundle.teacher.targets import Targets, _finished_manifest, open_targets, wait_for_targets
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 _PROBE = "What does the teacher's vector of a text look like?"
 
@@ -169,10 +167,17 @@ def open_teacher(
                 store=folder,
             )
         case _:
+            from trundle.model.load import load
+
             return _model_teacher(load(name, trust_remote_code=trust_remote_code), name, progress=progress)
 
 
 def _model_teacher(model: SentenceTransformer, name: str, *, progress: Progress = SILENT) -> Teacher:
+    # torch is imported on first use: workers of a cluster that run a graph start without it.
+    from trundle.model.encode import labelling_embedder
+    from trundle.model.heads import normalises
+    from trundle.model.save import model_digest
+
     return Teacher(
         name=name,
         identity=cache(lambda: model_digest(model)),
