@@ -250,9 +250,9 @@ def test_no_known_items_is_rejected(words):
         KnownItemTask(name="nothing", pairs=[]).run(words, seed=1)
 
 
-def test_evaluation_does_not_need_torch():
+def test_evaluation_and_workers_do_not_need_torch():
     code = (
-        "import sys; import trundle.evaluate.comparison; "
+        "import sys; import trundle.evaluate.comparison, trundle.scale.shard_writer; "
         "print({'torch', 'sentence_transformers', 'transformers', 'mteb'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
