@@ -293,7 +293,9 @@ def _score_rows(
         cosine=float(_paired_cosines(ours, vectors[own]).mean(dtype=np.float64)),
         known_items=len(items),
         known_item=known,
-        by_length=_groups(queries, shares, _length),
+        by_length=_groups(
+            queries, shares, lambda text: next(name for most, name in _LENGTHS if len(text) < most)
+        ),
         by_script=_groups(queries, shares, _script_of),
     )
 
@@ -309,10 +311,6 @@ def _script_of(text: str) -> str:
     letters = [letter for letter in text[: 4 * _LETTERS] if letter.isalpha()][:_LETTERS]
     scripts = Counter(unicodedata.name(letter, "other").split()[0] for letter in letters)
     return scripts.most_common(1)[0][0].capitalize() if scripts else "no letters"
-
-
-def _length(text: str) -> str:
-    return next(name for limit, name in _LENGTHS if len(text) < limit)
 
 
 def _groups(
