@@ -541,7 +541,7 @@ def test_a_tokenizer_larger_than_its_model_is_rejected(pico_folders: Callable[[s
 
 
 def test_a_special_token_without_embedding_is_removed(pico_folders: Callable[[str], Path]) -> None:
-    """Gemma 3's text models have one for images."""
+    """Gemma 3's tokenizer has one for images."""
     model = SentenceTransformer(str(pico_folders("llama")), device="cpu")
     model.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     texts = pico.TEXTS[:2]
