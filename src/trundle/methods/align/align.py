@@ -159,7 +159,7 @@ def _on_grid(
     if options.round_after == 0 or options.steps == 0:
         student = round_to_int4(student, texts(), progress=context.progress)
     scales = grid_scales(student)
-    unpatched = heads.copy_of(student)
+    unpatched = heads.copy_of(student) if options.round_after else student  # training patches the student
 
     def begin() -> None:
         unpatched.load_state_dict(student.state_dict())
