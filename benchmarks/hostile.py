@@ -163,9 +163,14 @@ async def honest(
 
 
 async def beside_hostile(
-    port: int, options: argparse.Namespace, count: int, truth: Vectors, sent: Sequence[bytes]
+    port: int,
+    options: argparse.Namespace,
+    count: int,
+    truth: Vectors,
+    sent: Sequence[bytes],
+    rng: random.Random,
 ) -> tuple[list[float], Counter[str], Counter[str]]:
-    ways, got, rng = hostile_ways(), Counter[str](), random.Random(options.seed)
+    ways, got = hostile_ways(), Counter[str]()
     running: set[asyncio.Task[None]] = set()
     work = asyncio.ensure_future(honest(port, options, count, truth, sent))
 
@@ -204,9 +209,9 @@ def load(options: argparse.Namespace) -> None:
             f"alone: {len(alone):,} answers, {sum(wrong.values())} wrong; {milliseconds(alone)}", flush=True
         )
         rows, mistakes, got, sizes = list[float](), Counter[str](), Counter[str](), [before]
+        rng, part = random.Random(options.seed), options.requests // 5
         for _ in range(5):
-            part = options.requests // 5
-            times, wrong, answers = asyncio.run(beside_hostile(port, options, part, truth, sent))
+            times, wrong, answers = asyncio.run(beside_hostile(port, options, part, truth, sent, rng))
             rows += times
             mistakes += wrong
             got += answers

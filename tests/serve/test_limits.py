@@ -130,7 +130,8 @@ def test_a_request_that_takes_too_long(gated: Gated) -> None:
         eventually(lambda: live.embed(input="in time").status == 200)
 
 
-def test_a_disconnected_clients_texts_are_not_computed(gated: Gated) -> None:
+@pytest.mark.parametrize("sent", [1, 3], ids=["one request", "pipelined"])
+def test_a_disconnected_clients_texts_are_not_computed(gated: Gated, sent: int) -> None:
     served = _Served(student=_Model(name="small", encoder=gated))
     with running(served) as live:
         answers: list[Answer] = []
@@ -139,7 +140,7 @@ def test_a_disconnected_clients_texts_are_not_computed(gated: Gated) -> None:
             held.append(in_background(live, answers, input=[f"held {number}"]))
             eventually(lambda: gated.held == len(held))
         body = json.dumps({"input": ["gone"] * 7}).encode()
-        connection = raw(live.port, HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection = raw(live.port, sent * (HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body))
         eventually(lambda: waiting(live) == 7)
         connection.close()
         eventually(lambda: waiting(live) == 0)
@@ -236,6 +237,16 @@ def test_a_connection_that_is_silent_after_an_answer_is_closed(
 def test_a_client_that_does_not_read_is_disconnected(alone: _Served) -> None:
     with running(alone, ServerSettings(body_timeout=0.3)) as live, not_reading(live) as connection:
         eventually(lambda: is_closed(connection))
+
+
+def test_a_client_that_leaves_a_large_answer_is_no_error(
+    alone: _Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(alone) as live:
+        with not_reading(live) as connection:
+            connection.recv(1)  # the first answer has begun
+        eventually(lambda: b'requests_total{route="/v1/embeddings"' in live.get("/metrics").body)
+    assert not caplog.records
 
 
 def test_answers_that_are_not_read_count_as_memory(alone: _Served) -> None:

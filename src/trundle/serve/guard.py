@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.settings import ServerSettings
@@ -112,10 +112,8 @@ class _Guard:
                 await send({**message, **part} if len(body) > _LARGE else message)
 
         try:
-            if refusal := self._refusal(scope):
-                await refusal.answer()(scope, receive, counted)
-            else:
-                await self._app(scope, limited, counted)
+            refusal = self._refusal(scope)
+            await (refusal.answer() if refusal else self._app)(scope, limited, counted)
         except Exception as failure:
             place = extract_tb(failure.__traceback__)[-1]
             _LOG.error("%s in %s, line %s", type(failure).__name__, place.filename, place.lineno)
@@ -190,6 +188,8 @@ class _LimitedConnection(HttpToolsProtocol):
     """Bytes of the URL and headers of this request."""
     _unparsed = 0
     """Bytes since the parser last found a complete part of a request."""
+    _running: RequestResponseCycle | None = None
+    """The request being answered; `cycle` is the last one received, which may wait for this one."""
     _expecting: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
 
@@ -205,6 +205,9 @@ class _LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_expecting()
         self._stop_writing()
+        if self._running is not None:  # uvicorn tells only the last request that its client has left
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -228,14 +231,17 @@ class _LimitedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_expecting()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
         super().on_body(body)
 
     def on_response_complete(self) -> None:
+        self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if not self.transport.is_closing():
+        if self._running is None and not self.transport.is_closing():
             self._expect_request(KEEP_ALIVE_SECONDS + self.settings.body_timeout)
 
     def send_400_response(self, msg: str) -> None:
@@ -269,11 +275,7 @@ class _LimitedConnection(HttpToolsProtocol):
     def _expect_request(self, seconds: float) -> None:
         self._stop_expecting()
         self.idle[self] = None
-        self._expecting = self.loop.call_later(seconds, self._give_up)
-
-    def _give_up(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:  # otherwise a pipelined request is running
-            self.transport.abort()
+        self._expecting = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop_expecting(self) -> None:
         self.idle.pop(self, None)
