@@ -218,6 +218,11 @@ def routed_layers(folder: Path) -> None:
     edited(folder / "query_0" / "config.json", num_hidden_layers=10**6)
 
 
+def unpooled(folder: Path) -> None:
+    first, *_ = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([first]))
+
+
 STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other shapes": (other_shapes, "other shapes than its config says"),
     "a large tokenizer": (lambda folder: large_tokenizer(folder, 2 * 10**5), "far too large for"),
@@ -246,6 +251,8 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "modules.json").write_text("{}"),
         "not a list of modules",
     ),
+    "no object of routes": (lambda folder: (folder / "router_config.json").write_text("[]"), "not a config"),
+    "no pooling": (unpooled, "add a Pooling module"),
     "no config": (lambda folder: (folder / "config.json").write_text("[1]"), "not a config"),
 }
 
@@ -298,6 +305,23 @@ def test_code_that_comes_with_a_model_does_not_run(folder: Path) -> None:
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     with pytest.raises(BadModel, match="brings its own code to run"):
         load(folder)
+
+
+def test_code_of_a_later_module_does_not_run_by_an_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library asks on the terminal where nothing says whether to run code."""
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+    later = {"path": "2_More", "type": "sentence_transformers.models.Transformer"}
+    modules = json.loads((folder / "modules.json").read_text())
+    shutil.copytree(folder, folder / "2_More")
+    (folder / "modules.json").write_text(json.dumps([*modules, later]))
+    edited(folder / "2_More" / "config.json", model_type="custom", auto_map={"AutoConfig": "evil.Config"})
+    (folder / "2_More" / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(BadModel, match="custom code"):
+        load(folder)
+    assert not asked
 
 
 def test_code_that_comes_with_a_bare_model_runs_on_request(tmp_path: Path) -> None:

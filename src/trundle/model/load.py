@@ -45,6 +45,7 @@ So many tokens without a vector are allowed as well.
 """
 _FEW_PARAMETERS = 10**6
 _WITHOUT_WEIGHTS = ("Pooling", "Normalize", "Router", "Dropout")
+_WITHOUT_POOLING = ("Transformer", "Dense", "Normalize", "Dropout", "LayerNorm")
 _TOKENIZER_BYTES, _TOKEN_BYTES = 2 << 20, 400
 """A tokenizer file's largest size: of its fixed parts, and per token; the largest known has 130 per token."""
 
@@ -86,10 +87,12 @@ def load(
         raise BadModel(f"{name} can't be loaded ({reason}); check the folder or download it again") from error
     backbone = getattr(model[0], "model", None) if len(model) else None
     if isinstance(backbone, PreTrainedModel):
+        unpooled = getattr(model[0], "module_output_name", None) != "sentence_embedding"
+        if unpooled and all(type(module).__name__ in _WITHOUT_POOLING for module in model):
+            raise BadModel(f"{folder} makes no vector of a text; add a Pooling module to its modules.json")
         _check_complete(backbone, _backbone_folder(folder))
         _check_vocabulary(model, backbone, folder)
-        _limit_to_positions(model, backbone)
-        _pad_right(model, backbone)
+        _adapt_to_family(model, backbone)
     return model if width is None else _narrowed(model, folder, width)
 
 
@@ -151,21 +154,17 @@ def _with_pooling(
     return SentenceTransformer(modules=[transformer, Pooling(width, pooling_mode=pooling)], device=device)
 
 
-def _limit_to_positions(model: SentenceTransformer, backbone: PreTrainedModel) -> None:
-    """If positions start after the pad token's id, there are fewer than the library's own limit allows."""
+def _adapt_to_family(model: SentenceTransformer, backbone: PreTrainedModel) -> None:
+    """Limit texts to the model's positions, and put the padding of a causal model behind the text.
+
+    If positions start after the pad token's id, there are fewer than the library's own limit allows. With
+    padding in front, the vector of a text depends on the longest text of its batch.
+    """
     family = _BY_MODEL_TYPE.get(backbone.config.model_type)
     if family is not None and family.positions_after_pad:
         embeddings: Any = backbone.embeddings
         positions = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
         model.max_seq_length = min(model.max_seq_length or positions, positions)
-
-
-def _pad_right(model: SentenceTransformer, backbone: PreTrainedModel) -> None:
-    """Put the padding of a causal model behind the text, where neither positions nor weights count it.
-
-    With padding in front, the vector of a text depends on the longest text of its batch.
-    """
-    family = _BY_MODEL_TYPE.get(backbone.config.model_type)
     if family is not None and family.causal and model.tokenizer is not None:
         model.tokenizer.padding_side = "right"
 
@@ -203,7 +202,7 @@ def _check_vocabulary(model: SentenceTransformer, backbone: PreTrainedModel, fol
 
 def _check_sizes(folder: Path, *, mapped: bool) -> None:
     """Reject a config that asks for far more than the files hold: the library would first allocate it all."""
-    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config = _read_config(folder / "config.json")
     if not config:
         return
     tensors = size = 0
@@ -221,8 +220,9 @@ def _check_sizes(folder: Path, *, mapped: bool) -> None:
         raise BadModel(f"{text} is far too large for {tokens:,} tokens; download the full model")
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            build: Any = AutoModel.from_config
-            empty = build(AutoConfig.from_pretrained(folder, local_files_only=True))
+            build: Any = AutoModel.from_config  # by default, the library asks whether to run a model's code
+            known = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            empty = build(known, trust_remote_code=False)
     except Exception:  # what the library can't make, it rejects with its own message when it loads the model
         return
     needed = sum(parameter.numel() for parameter in empty.parameters())
@@ -249,9 +249,9 @@ def _list_modules(folder: Path) -> list[tuple[str, Path]]:
         raise BadModel(f"{folder / 'modules.json'} is not a list of modules; download the full model")
     named = [(str(each.get("type", "")), str(each.get("path", ""))) for each in modules]
     for _, path in list(named):
-        routes = folder / path / "router_config.json"
-        types = _read_json(routes).get("types", {}) if routes.is_file() else {}
-        named += [(str(kind), str(PurePath(path) / name)) for name, kind in types.items()]
+        types = _read_config(folder / path / "router_config.json").get("types")
+        routes = types.items() if isinstance(types, dict) else ()
+        named += [(str(kind), str(PurePath(path) / name)) for name, kind in routes]
     for place in (PurePath(path) for _, path in named):
         if place.is_absolute() or ".." in place.parts:
             raise BadModel(f"{folder / 'modules.json'} names {place}, which is outside; download it again")
@@ -300,11 +300,9 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
 def _backbone_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     """Return the backbone's config, which is empty if there is none; reject one without its other files."""
     inner = _backbone_folder(folder)
-    if inner is None or not (inner / "config.json").is_file():
+    if inner is None:
         return {}
-    config: dict[str, Any] = _read_json(inner / "config.json")
-    if not isinstance(config, dict):
-        raise BadModel(f"{inner / 'config.json'} is not a config; download the full model")
+    config = _read_config(inner / "config.json")
     if config and not any(inner.glob("*.safetensors")):
         raise BadModel(f"{inner} holds no weights (*.safetensors); download the full model")
     if config and not any((inner / name).is_file() for name in _TOKENIZER_FILES):
@@ -321,6 +319,14 @@ def _backbone_folder(folder: Path) -> Path | None:
         return folder
     first = (_read_json(modules) or [{}])[0]
     return folder / str(first.get("path", "")) if str(first.get("type", "")).endswith("Transformer") else None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a config, which is empty if there is none."""
+    config = _read_json(path) if path.is_file() else {}
+    if not isinstance(config, dict):
+        raise BadModel(f"{path} is not a config; download the full model")
+    return config
 
 
 def _read_json(path: Path) -> Any:

@@ -171,10 +171,6 @@ class _FastRoute:
         await (self._handler if fast else self._app)(scope, receive, send)
 
 
-class _HeadersTooLargeError(Exception):
-    """The URL and headers of a request have too many bytes."""
-
-
 def _limited_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
     """Returns the class that uvicorn makes for each connection of one server."""
     return type("_Connection", (_LimitedConnection,), {"settings": settings, "idle": {}})
@@ -263,7 +259,7 @@ class _LimitedConnection(HttpToolsProtocol):
         self._unparsed = 0
         self._headers += size
         if self._headers > _MOST_HEADER_BYTES:
-            raise _HeadersTooLargeError  # the parser stops and reports an invalid request
+            raise OverflowError  # the parser stops and reports an invalid request
 
     def _reject_headers(self) -> None:
         large = f"the headers have more than {_MOST_HEADER_BYTES:,} bytes; send fewer"

@@ -138,8 +138,10 @@ def _make_app(served: _Served, settings: ServerSettings) -> FastAPI:
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(_Guard, settings=settings, metrics=state.metrics, routes=_ROUTES)
     if settings.cors:  # outermost: browsers send a preflight without the key
-        allowed = {"allow_origins": list(settings.cors), "allow_methods": ["*"], "allow_headers": ["*"]}
-        app.add_middleware(CORSMiddleware, **allowed, expose_headers=["Retry-After"])
+        cors, star, shown = settings.cors, ["*"], ["Retry-After"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=cors, allow_methods=star, allow_headers=star, expose_headers=shown
+        )
     _add_status_routes(app, state)
     if settings.page:
         _add_page(app, served, playground, settings)
