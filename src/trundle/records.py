@@ -173,7 +173,7 @@ def _read(path: Path, parse: Callable[[str], _T]) -> _T | None:
         return None
     try:
         return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error!r}); delete it, or make the folder again") from error
 
 

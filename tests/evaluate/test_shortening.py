@@ -83,7 +83,8 @@ def test_ranges_survive_the_folder_exactly(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", json.dumps({"lowest": [1], "highest": [1, 2], "vectors": 1, "teacher": ""})]
+    "content",
+    ["{", "[" * 100_000, "[]", json.dumps({"lowest": [1], "highest": [1, 2], "vectors": 1, "teacher": ""})],
 )
 def test_damaged_ranges_are_named(tmp_path, content):
     (tmp_path / CALIBRATION_FILE).write_text(content)

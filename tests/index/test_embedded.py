@@ -320,9 +320,10 @@ def test_damage_is_named(tmp_path: Path, texts: list[str]) -> None:
     os.truncate(folder / "vectors.f32", 100)
     with pytest.raises(BadInput, match="truncated; build the index again"):
         _EmbeddedStore(folder)
-    (folder / "index.json").write_text("{")
-    with pytest.raises(BadInput, match="damaged"):
-        _EmbeddedStore(folder)
+    for damaged in ("{", "[" * 100_000):
+        (folder / "index.json").write_text(damaged)
+        with pytest.raises(BadInput, match="damaged"):
+            _EmbeddedStore(folder)
     (folder / "index.json").unlink()
     with pytest.raises(BadInput, match="is not an index"):
         _EmbeddedStore(folder)

@@ -174,6 +174,16 @@ def test_damaged_files_are_named(another_run: Path) -> None:
     (another_run / "planning.json").write_text("[]")
     with pytest.raises(BadInput, match=r"planning\.json is damaged"):
         _read_runs([another_run])
+    (another_run / "trundle.json").write_text("[" * 100_000)
+    with pytest.raises(BadInput, match=r"trundle\.json is damaged"):
+        _read_runs([another_run])
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff" * 8, (1 << 40).to_bytes(8, "little"), bytes(8)])
+def test_damaged_weights_are_named(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(header)
+    with pytest.raises(BadInput, match=r"model\.safetensors is truncated or damaged"):
+        _weigh(tmp_path)
 
 
 def test_missing_teachers(run_folder: Path, another_run: Path, texts_file: Path) -> None:

@@ -78,7 +78,7 @@ def read_ranges(folder: str | Path) -> _Ranges | None:
         return _Ranges(
             lowest=lowest, highest=highest, vectors=int(content["vectors"]), teacher=str(content["teacher"])
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error}); align the model again, or delete the file") from error
 
 

@@ -177,7 +177,7 @@ def _read_facts(folder: Path) -> _Facts:
         if content.pop("format") != _FORMAT:
             raise BadInput(f"{path} was written by another version of trundle; build the index again")
         return _Facts(**content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadInput(f"{path} is damaged ({error}); build the index again") from error
 
 

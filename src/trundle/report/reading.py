@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
 
 from trundle import records
 from trundle.bench.workload import short_names
@@ -148,14 +149,13 @@ def _weigh(folder: Path) -> tuple[int, int]:
     """Return the bytes and parameters of a model's safetensors files, from their headers."""
     size = parameters = 0
     for file in folder.rglob("*.safetensors"):
-        with file.open("rb") as handle:
-            header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
         size += file.stat().st_size
-        parameters += sum(
-            math.prod(tensor["shape"])
-            for name, tensor in header.items()
-            if name != "__metadata__" and "F" in tensor["dtype"]
-        )
+        try:
+            with safe_open(str(file), framework="np") as weights:
+                tensors = [weights.get_slice(name) for name in list(weights.keys())]
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"{file} is truncated or damaged ({error}); make the folder again") from error
+        parameters += sum(math.prod(each.get_shape()) for each in tensors if "F" in each.get_dtype())
     return size, parameters
 
 
