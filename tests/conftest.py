@@ -6,6 +6,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,25 @@ def plain_matrix_products() -> None:
     import torch
 
     torch._C._set_mkldnn_enabled(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def each_package_is_looked_up_once() -> Iterator[None]:
+    """sentence-transformers reads the metadata of two packages for each model that it makes."""
+    from sentence_transformers.util import environment
+
+    with pytest.MonkeyPatch.context() as patched:
+        found = cache(environment.check_package_availability)
+        patched.setattr(environment, "check_package_availability", found)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """Tests kill processes, but not the machine."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ import string
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,9 +19,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel, BertTokenizer
 
+from trundle.bench import rounds
 from trundle.bench.child import _WEIGHT_FILES, _engines_of, _load_torch
-from trundle.bench.rounds import BenchOptions, bench
-from trundle.bench.workload import _TABLE, BenchResult, caution, rows, short_names
+from trundle.bench.rounds import BenchOptions, _BenchedModel, _Worker, bench
+from trundle.bench.workload import _TABLE, BenchResult, _BenchSettings, caution, rows, short_names
 from trundle.errors import BadInput, BadModel
 from trundle.export.exporting import export_model
 from trundle.precision import FORMATS, graph_format
@@ -64,9 +66,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def result(models: list[str]) -> BenchResult:
-    """Without the pauses that keep the benchmark fair: no test here compares speeds."""
+    """Without what keeps the benchmark fair, pauses and new processes: no test here compares speeds."""
+    kept: dict[str, _Worker] = {}
+
+    def worker(entry: _BenchedModel, how: _BenchSettings) -> AbstractContextManager[_Worker]:
+        if entry.engine in kept:
+            return kept[entry.engine]
+        return nullcontext(kept.setdefault(entry.engine, start(entry, how)))
+
+    start = rounds._worker
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("trundle.bench.rounds._PAUSE", 0.0)
+        patched.setattr(rounds, "_PAUSE", 0.0)
+        patched.setattr(rounds, "_worker", worker)
         options = BenchOptions(rounds=2, seconds=0.05, batch_size=8, threads=1)
         return bench(models, options=options, all_engines=True)
 

@@ -17,8 +17,8 @@ from trundle.model.matrices import _is_on_grid, grid_weights, put_on_grid
 from trundle.model.rounding import _gptq, _nearest, round_to_int4
 from trundle.runtime.encoder import Encoder
 
-TEXTS = pico.different_texts(160)
-HELD_OUT = pico.different_texts(220)[160:]
+TEXTS = pico.different_texts(80)
+HELD_OUT = pico.different_texts(100)[80:]
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 WIDER = {"distilbert": {"dim": 64, "hidden_dim": 128, "n_layers": 2}, "gpt2": {"n_embd": 64, "n_layer": 2}}
 

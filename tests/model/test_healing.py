@@ -21,7 +21,7 @@ from trundle.model.rounding import _Moments
 from trundle.model.surgery import Cut, cut, transformer_of
 
 Pico = Callable[..., SentenceTransformer]
-TEXTS = pico.different_texts(160)
+TEXTS = pico.different_texts(80)
 HELD_OUT = [f"{text} over" for text in pico.TEXTS]
 LAYOUTS = ("bert", "mpnet", "distilbert", "modernbert", "qwen3", "gemma3", "phi3", "gpt2")
 """One family of each layout."""
@@ -79,7 +79,7 @@ def test_a_cut_comes_closer_to_the_whole_model(family: str, what: str, pico_mode
 
 @pytest.mark.parametrize("family", pico.CONFIGS)
 def test_an_uncut_model_stays_as_it_is(family: str, pico_model: Pico) -> None:
-    model = pico_model(family)
+    model = pico_model(family, 2)
     found = heal(model, cut(model, Cut()), Cut(), TEXTS)
     assert found.before == pytest.approx(0, abs=1e-8)
     np.testing.assert_allclose(found.model.encode(HELD_OUT), model.encode(HELD_OUT), atol=1e-5)
@@ -87,7 +87,7 @@ def test_an_uncut_model_stays_as_it_is(family: str, pico_model: Pico) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "llama", "gpt2", "phi3"])
 def test_a_duplicate_neuron_is_replaced_by_its_twin(family: str, pico_model: Pico) -> None:
-    model = copy_of(pico_model(family))
+    model = copy_of(pico_model(family, 2))
     backbone = transformer_of(model).model
     sizes = layout_of(backbone)
     neurons = sizes.sizes["mlp"]
