@@ -67,7 +67,7 @@ install = $(BIN)/uv pip install --python $(BIN)/python $(addprefix --find-links 
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
 	$(call install,--quiet --constraint constraints.txt --editable '.[$(EXTRAS)]')
 	@# mteb needs pytrec_eval, which has no wheel on some platforms (Linux on ARM); its tests are skipped there.
 	{ $(call install,--quiet --constraint constraints.txt --only-binary pytrec_eval-terrier --editable '.[eval]'); } 2>/dev/null \

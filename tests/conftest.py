@@ -43,13 +43,14 @@ def plain_matrix_products() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def each_package_is_looked_up_once() -> Iterator[None]:
-    """sentence-transformers reads the metadata of two packages for each model that it makes."""
+def libraries_look_things_up_once() -> Iterator[None]:
+    """sentence-transformers reads package metadata for each model; Typer builds all commands for each run."""
+    import typer.main
     from sentence_transformers.util import environment
 
     with pytest.MonkeyPatch.context() as patched:
-        found = cache(environment.check_package_availability)
-        patched.setattr(environment, "check_package_availability", found)
+        for module, name in ((environment, "check_package_availability"), (typer.main, "get_command")):
+            patched.setattr(module, name, cache(getattr(module, name)))
         yield
 
 

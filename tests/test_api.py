@@ -102,7 +102,7 @@ def test_a_recipe_is_run_and_pushed(bert: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_budget_is_searched_for_a_model_in_memory(bert: Path, tmp_path: Path) -> None:
     whole = SentenceTransformer(str(bert), device="cpu")
     result = trundle.compress(
-        whole, budget="2x", texts=TEXTS, minutes=0.05, output=tmp_path / "small", progress=False
+        whole, budget="2x", texts=TEXTS, minutes=0.03, output=tmp_path / "small", progress=False
     )
     assert result.outcome is not None
     assert trundle.Encoder(result.folder).dimensions == whole.get_embedding_dimension()

@@ -7,12 +7,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-import typer
 
 import pico
 from trundle.cli.app import _EXAMPLES, main
@@ -51,10 +49,6 @@ def test_there_is_something_to_check() -> None:
     assert EXAMPLES
 
 
-build_command = cache(typer.main.get_command)
-"""Typer builds the whole command line again for each call."""
-
-
 def stop(*_: object, **__: object) -> NoReturn:
     raise BadInput("this is as far as a documented command goes in a test")
 
@@ -64,7 +58,6 @@ def test_documented_commands_parse(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each ends with an input error: the hub can't be reached or files are missing, but no flag is wrong."""
-    monkeypatch.setattr("typer.main.get_command", build_command)
     monkeypatch.setattr("trundle.bench.rounds._measure", stop)  # it would start a process for each model
     monkeypatch.setattr("trundle.scale.shard_plan._resolved", stop)  # it would wait for the network
     monkeypatch.setattr(sys, "argv", shlex.split(command))

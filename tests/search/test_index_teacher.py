@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sentence_transformers import SentenceTransformer
 
 import trundle
 from live_server import running
@@ -52,11 +53,15 @@ def student(pico_folders: Callable[[str], Path]) -> str:
     return str(pico_folders("bert"))
 
 
+@pytest.fixture(scope="module")
+def vectors(pico_model: Callable[[str], SentenceTransformer]) -> list[np.ndarray]:
+    return list(pico_model("mpnet").encode(TEXTS, normalize_embeddings=True))
+
+
 @pytest.fixture
-def rows(tmp_path: Path, teacher: str) -> str:
-    vectors = load(teacher).encode(TEXTS, normalize_embeddings=True)
+def rows(tmp_path: Path, vectors: list[np.ndarray]) -> str:
     file = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"id": range(len(TEXTS)), "text": TEXTS, "vector": list(vectors)}), file)
+    pq.write_table(pa.table({"id": range(len(TEXTS)), "text": TEXTS, "vector": vectors}), file)
     return str(file)
 
 
@@ -80,7 +85,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_index_teaches_by_its_rows_alone(rows: str, student: str, tmp_path: Path) -> None:
     output, progress = tmp_path / "small", RecordedProgress()
     outcome = compress(
-        index=rows, budget=BUDGET, students=[student], minutes=0.05, output=output, progress=progress
+        index=rows, budget=BUDGET, students=[student], minutes=0.03, output=output, progress=progress
     )
     assert isinstance(outcome, Outcome)
     assert outcome.before is None
@@ -115,7 +120,7 @@ def test_a_table_of_postgres_teaches(postgres: Any, rows: str, student: str, tmp
     output, progress = tmp_path / "small", RecordedProgress()
     where = f"{postgres.url}&table=lessons"
     outcome = compress(
-        index=where, budget=BUDGET, students=[student], minutes=0.05, output=output, progress=progress
+        index=where, budget=BUDGET, students=[student], minutes=0.03, output=output, progress=progress
     )
     assert isinstance(outcome, Outcome)
     assert outcome.check is not None
@@ -134,7 +139,7 @@ def test_who_made_the_index_labels_queries_and_pieces(
     request = Request(source=teacher, output=tmp_path / "small", progress=(progress := RecordedProgress()))
     options = TeacherOptions(index=rows, queries=str(tmp_path / "queries.txt"), calls=400)
     outcome = compress_to_budget(
-        request, ["14k-params"], minutes=0.05, students=[student], teacher_options=options
+        request, ["14k-params"], minutes=0.03, students=[student], teacher_options=options
     )
     assert outcome.check is not None
     assert outcome.check.teacher == teacher
@@ -157,7 +162,7 @@ def test_tables_and_stores_teach_in_the_same_way(
         build_targets(
             [Text(text=text, kind="document") for text in TEXTS], model, Manifest(teacher="t"), name
         )
-    outcome = compress(name, budget=BUDGET, students=[student], minutes=0.05)
+    outcome = compress(name, budget=BUDGET, students=[student], minutes=0.03)
     assert outcome.run is not None
     assert outcome.run.output is not None
     assert outcome.check is not None
@@ -186,7 +191,7 @@ def test_an_endpoint_gets_as_many_texts_as_allowed(
             f"{server.url}/v1",
             budget=BUDGET,
             students=[student],
-            minutes=0.05,
+            minutes=0.03,
             teacher_model="large",
             teacher_calls=300,
             corpus=trundle.read_corpus([str(tmp_path / "texts.txt")], seed=0),
@@ -218,7 +223,7 @@ def test_the_length_is_learned_for_inner_products(
         return reader
 
     monkeypatch.setattr(teachers, "open_reader", with_metric)
-    outcome = compress(index=str(file), budget=BUDGET, students=[student], minutes=0.05)
+    outcome = compress(index=str(file), budget=BUDGET, students=[student], minutes=0.03)
     assert outcome.run is not None
     model = outcome.run.model
     assert model.similarity_fn_name == "dot"

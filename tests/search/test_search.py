@@ -53,7 +53,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     folder, output = pico_folders("bert"), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
     outcome = compress_to_budget(
-        Request(source=str(folder), output=output, corpus=corpus), [f"{limit}-params"], minutes=0.1
+        Request(source=str(folder), output=output, corpus=corpus), [f"{limit}-params"], minutes=0.05
     )
     tried = [each for each in outcome.tried if each.distances]
     assert len(tried) == 3
