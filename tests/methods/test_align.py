@@ -158,3 +158,5 @@ def test_minutes_end_in_one_cosine_and_epochs_in_cycles() -> None:
     assert schedule_for(by_epoch, 10)(150, 300) > schedule_for(by_epoch, 10)(99, 300)
     quick = make_options(METHODS["align"], {"minutes": 1, "schedule": "leaf", "last_rate": 0.5})
     assert schedule_for(quick, 10)(299, 300) == pytest.approx(0.5)
+    late = make_options(METHODS["align"], {"minutes": 1, "rounding": "int4", "round_after": 0.8})
+    assert [schedule_for(late, 10)(at, 200) for at in (0, 159, 199)] == pytest.approx([1.0, 0.05, 0.02])

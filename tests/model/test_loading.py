@@ -253,6 +253,10 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no object of routes": (lambda folder: (folder / "router_config.json").write_text("[]"), "not a config"),
     "no pooling": (unpooled, "add a Pooling module"),
+    "attention code": (
+        lambda folder: edited(folder / "config.json", _attn_implementation="some/kernel"),
+        "remove _attn_implementation",
+    ),
     "no config": (lambda folder: (folder / "config.json").write_text("[1]"), "not a config"),
 }
 

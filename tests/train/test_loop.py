@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,12 @@ def test_the_first_steps_may_compute_with_exact_weights(toy: Callable[[], Toy], 
     validated = {line["step"]: line["validation"] for line in lines(tmp_path) if "validation" in line}
     counted = [validated[step] for step in (12, 18, 24)]  # the others are no models that anyone gets
     assert found.validation == min(counted)
+
+
+def test_a_loss_that_was_not_recorded_yet_is_left_out(toy: Callable[[], Toy], tmp_path: Path):
+    computing = Computing(context=nullcontext, begin=lambda: None)
+    toy().train(replace(SHORT, exact_share=0.1), computing=computing, folder=tmp_path)
+    assert [line["loss"] is None for line in lines(tmp_path)[:3]] == [True, True, False]
 
 
 def test_patience_ends_a_run_that_gets_worse_and_restores_the_best_weights(toy: Callable[[], Toy]):

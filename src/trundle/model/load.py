@@ -309,6 +309,10 @@ def _backbone_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         raise BadModel(f"{inner} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); download the full model")
     if "auto_map" in config and config.get("model_type") not in _BY_MODEL_TYPE and not trust_remote_code:
         raise BadModel(f"{folder} brings its own code to run; read it, then pass --trust-remote-code")
+    if "/" in str(config.get("_attn_implementation")):  # transformers would download and run it
+        raise BadModel(
+            f"{inner / 'config.json'} names attention code to download; remove _attn_implementation"
+        )
     return config
 
 

@@ -36,7 +36,7 @@ from trundle.teacher.shards import (
     read_manifest,
 )
 
-_TEXTS_AT_ONCE = 2048
+_TEXTS_AT_ONCE = 512
 
 
 class Targets:

@@ -360,7 +360,7 @@ class _TrainingRun(Generic[_B]):
         if self.task.on_validation is not None and self.trainer.rank == 0:
             with self.trainer.computing():
                 measures = dict(self.task.on_validation(state.step, found))
-        loss = f"loss {state.loss:.4f}, " if state.step else ""
+        loss = f"loss {state.loss:.4f}, " if math.isfinite(state.loss) else ""
         best = "with exact weights" if self.trainer.exact else f"best {state.best:.4f}"
         self.progress.say(f"step {state.step:,}: {loss}validation {found:.4f}, {best}")
         self.validation_seconds = self.clock() - began
@@ -374,7 +374,7 @@ class _TrainingRun(Generic[_B]):
         record = TrainingRecord(
             step=state.step,
             epoch=state.step * self.settings.accumulate / self.task.batches.order.per_epoch,
-            loss=state.loss if state.step else None,
+            loss=state.loss if math.isfinite(state.loss) else None,  # none is known before the first record
             lr=self.rate if state.step else None,
             seconds=now,
             texts_per_second=self.texts / stepping if self.texts and stepping > 0 else None,

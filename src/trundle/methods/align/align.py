@@ -46,7 +46,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, keeps_zeros
 from trundle.train.loop import TrainingTask, TrainSettings
-from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for
+from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for, two_parts
 
 _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "cosine": "cosine",
@@ -59,6 +59,8 @@ _COMPILED_MINUTES = 3.0
 """A run on a GPU of at least this many minutes compiles the layers unless told otherwise."""
 _VALIDATIONS = 20
 """Validations in a run of known length."""
+_ROUNDED_RATE = 0.05
+"""The share of the peak rate at which late rounding begins; higher ones lead away from the fitted values."""
 _ROUNDED_WITH = 2000
 """Texts that int4 weights are fitted to before training."""
 _FAR_LOSS = 0.15
@@ -244,13 +246,17 @@ def _compiles(options: AlignOptions, task: TrainingTask[Any]) -> bool:
 
 
 def schedule_for(options: AlignOptions, per_epoch: int) -> Schedule:
-    """Returns the schedule of the learning rate."""
+    """Returns the schedule of the learning rate; where rounding begins late, it is nearly at its end then."""
     name = options.schedule
     if name == "auto":
         name = "leaf" if options.minutes is None else "cosine"
     if name == "constant":
         return linear(end=1.0)
     end = _LAST_RATES[name] if options.last_rate is None else options.last_rate
+    if options.round_after:
+        kept = {"round_after": 0.0, "last_rate": max(end, _ROUNDED_RATE)}
+        exact = schedule_for(options.model_copy(update=kept), per_epoch)
+        return two_parts(exact, share=options.round_after, last=end)
     if name == "leaf":
         return leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
     return cosine(end=end) if name == "cosine" else linear(end=end)
