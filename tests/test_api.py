@@ -154,6 +154,10 @@ def test_a_model_of_an_unknown_family_learns_teaches_and_is_exported(
     ("call", "said"),
     [
         (lambda: trundle.compress("m", "half", budget="2x"), "one or the other"),
+        (lambda: trundle.compress("m", data="texts/"), "no option 'data'.*such as texts"),  # type: ignore[call-arg]
+        (lambda: trundle.compress("m", texts="t", minutes="5"), "not a number of minutes"),  # type: ignore[arg-type]
+        (lambda: trundle.compress("m", texts="t", budget=12), "12 is not a budget"),  # type: ignore[arg-type]
+        (lambda: trundle.compress("m", texts=5), "5 are no texts"),  # type: ignore[arg-type]
         (lambda: trundle.distill("m", "t", [1]), "a text is a int; pass strings"),  # type: ignore[list-item]
         (lambda: trundle.distill("m", "t", [{"body": "a"}]), "columns body; pass its texts as a column"),
     ],

@@ -159,6 +159,14 @@ def compress(
         >>> result.fidelity.agreement_asymmetric
         >>> result.model.encode_query("how do I open a file?")
     """
+    if unknown := options.keys() - _SearchSettings.__annotations__.keys():
+        raise BadInput(
+            f"compress has no option {min(unknown)!r}; help(trundle.compress) lists them, such as texts"
+        )
+    if not isinstance(minutes := options.get("minutes", 0.0), int | float):
+        raise BadInput(f"{minutes!r} is not a number of minutes; pass a number such as 20")
+    if not isinstance(budget, str | Sequence | None):
+        raise BadInput(f"{budget!r} is not a budget; pass a string such as '12MB'")
     shown, seed = _progress(progress), options.get("seed", 0)
     if recipe is not None and not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
@@ -457,6 +465,8 @@ def _corpus(texts: Texts | None, seed: int, progress: Progress) -> Corpus | None
         return texts
     if isinstance(texts, str | Path):
         return read_corpus([str(texts)], seed=seed, progress=progress)
+    if not isinstance(texts, Iterable):
+        raise BadInput(f"{texts!r} are no texts; pass a list of strings, a dataset, or files")
     given = list(texts)
     if given and all(isinstance(one, Path) for one in given):
         return read_corpus([str(one) for one in given], seed=seed, progress=progress)

@@ -80,7 +80,7 @@ def check_texts(texts: Sequence[str]) -> None:
     """Reject texts that no tokenizer can read."""
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
-            raise BadInput(f"text {number} is a {type(text).__name__}, not a string; convert it first")
+            raise BadInput(f"text {number} has the type {type(text).__name__}, not str; convert it first")
         if not text.isascii():
             try:
                 text.encode("utf-8")

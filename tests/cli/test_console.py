@@ -41,4 +41,4 @@ def test_a_line_says_how_much_is_done_how_fast_and_the_time_left() -> None:
     assert lines._line(10.0) == "teacher vectors: 0 of 3,000, 10 s so far"
     lines.advance(1000)
     assert lines._line(10.0) == "teacher vectors: 1,000 of 3,000, 100/s, 20 s left"
-    assert _Lines("reading", None, print)._line(2.0) == "reading: 0, 2 s so far"
+    assert _Lines("reading", None, print)._line(2.0) == "reading, 2 s so far"

@@ -91,7 +91,7 @@ def test_texts_are_given_longest_first_in_slices(words):
 
     pairs = [(f"q{n}", "d" * (n % 50) + str(n)) for n in range(3000)]
     evaluate(_plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)])
-    assert [len(batch) for batch in batches] == [2048, 952, 2048, 952]
+    assert [len(batch) for batch in batches] == [512, 512, 512, 512, 512, 440] * 2
     for batch in batches:
         assert [len(text) for text in batch] == sorted((len(text) for text in batch), reverse=True)
     assert len(batches[0][-1]) >= len(batches[1][0])

@@ -190,9 +190,10 @@ def test_ten_thousand_texts_at_once(encoder: Encoder) -> None:
 @pytest.mark.parametrize(
     ("texts", "options", "says"),
     [
-        (["fine", 3], {}, "text 2 is a int, not a string"),
-        ([None], {}, "text 1 is a NoneType"),
+        (["fine", 3], {}, "text 2 has the type int, not str"),
+        ([None], {}, "text 1 has the type NoneType"),
         (["\ud800"], {}, "an unpaired surrogate"),
+        (5, {}, "have the type int; pass a str"),
         (["a"], {"output": "float64"}, "choose one of float32, int8, binary"),
         (["a"], {"dimensions": 0}, "choose 1 to 32"),
         (["a"], {"dimensions": 64}, "choose 1 to 32"),
@@ -208,6 +209,13 @@ def test_bad_texts_and_options(
 ) -> None:
     with pytest.raises(BadInput, match=says):
         encoder.encode(texts, **options)  # type: ignore[arg-type]
+
+
+def test_one_text_is_no_list_and_a_list_no_text(encoder: Encoder) -> None:
+    with pytest.raises(BadInput, match=r"pass \[text\]"):
+        encoder.embed_documents("abc")
+    with pytest.raises(BadInput, match="has the type list"):
+        encoder.embed_query(["a", "b"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"graph": "openvino"}, {"graph": "int4"}])

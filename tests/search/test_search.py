@@ -67,6 +67,8 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     assert small.encode(["a text"]).shape == large.encode(["a text"]).shape
     assert cost(small).parameters == outcome.chosen.candidate.cost.parameters <= limit
     assert Encoder(output).encode("a text").shape == (32,)
+    assert 'Encoder("small")' in (card := (output / "README.md").read_text())
+    assert f"{cost(large).file_bytes / (outcome.bytes or 1):.1f}× smaller" in card
     planning = json.loads((output / PLANNING_FILE).read_text())
     assert planning["chosen"] == outcome.chosen.candidate.name
     assert len(planning["candidates"]) == len(outcome.tried)

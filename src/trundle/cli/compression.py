@@ -300,7 +300,8 @@ def _show_outcome(outcome: Outcome) -> None:
     _show(tables._time_spent(outcome))
     _show_run(outcome.run)
     if outcome.milliseconds is not None:
-        _show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...])")
+        files = "onnx/, encoder.json and tokenizer.json are all it needs"
+        _show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...]); {files}")
     _show(f"Report: {outcome.run.output}/{_REPORT}")
     if outcome.check is not None:
         _show("")

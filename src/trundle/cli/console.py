@@ -134,7 +134,8 @@ class _Lines:
 
     def _line(self, seconds: float) -> str:
         done, total = self._done, self._total
-        parts = [f"{self._label}: {done:,}" + ("" if total is None else f" of {total:,}")]
+        counted = f": {done:,}" + ("" if total is None else f" of {total:,}") if done or total else ""
+        parts = [f"{self._label}{counted}"]
         if done:
             rate = done / seconds
             parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
@@ -273,12 +274,14 @@ class _RunFlags(_CommonFlags):
         """Returns the request for `model`, with its texts; call `check` first."""
         progress = self.progress()
         from trundle.data.corpus import read_corpus
-        from trundle.pipeline.run import Request
+
+        corpus = read_corpus(self.data, seed=self.seed, progress=progress) if self.data else None
+        from trundle.pipeline.run import Request  # only now, because it imports torch
 
         return Request(
             source=model,
             output=self.output,
-            corpus=read_corpus(self.data, seed=self.seed, progress=progress) if self.data else None,
+            corpus=corpus,
             seed=self.seed,
             dry_run=self.dry_run,
             replace=self.force,

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from trundle.errors import BadInput
 from trundle.evaluate.retrieval import SENTENCES, find_themselves
 from trundle.evaluate.shortening import read_ranges
-from trundle.folders import check_free
+from trundle.folders import check_free, write_atomic
 from trundle.model.heads import check_pairable, paired
 from trundle.model.load import load
 from trundle.model.save import save
@@ -51,6 +51,27 @@ def _model_card(
         _scores(scores, lineage.compared),
         _use(name, use or _ENCODE, "" if use else similarity, needs_trundle=needs_trundle),
     )
+
+
+def _add_graph_to_card(folder: Path, size: int, whole: int | None) -> None:
+    """Adds the exported graph of `size` bytes to a card, with its ratio to the `whole` model."""
+    card, (graph, *_) = folder / "README.md", folder.rglob("*.onnx")
+    ratio = "" if whole is None else f", {whole / size:.1f}× smaller than the {whole / 1e6:,.1f} MB before"
+    section = f"""## Use without torch
+
+`{graph.relative_to(folder)}` has {size / 1e6:,.1f} MB{ratio}.
+It needs only `encoder.json` and `tokenizer.json` beside it.
+
+```python
+from trundle import Encoder
+
+encoder = Encoder({json.dumps(folder.name, ensure_ascii=False)})
+vectors = encoder.encode(["a text", "another text"])
+```
+"""
+    text = card.read_text(encoding="utf-8")
+    if section not in text:
+        write_atomic(card, text.replace("## Use\n", f"{section}\n## Use\n", 1))
 
 
 def _pair_card(name: str, lineage: Lineage, *, similarity: str) -> str:

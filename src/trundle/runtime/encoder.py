@@ -114,11 +114,14 @@ class Encoder:
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query, as LangChain and other frameworks call it."""
+        check_texts([text])
         vector: list[float] = self.encode_query(text).tolist()
         return vector
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
         """Return the vectors of documents, as LangChain and other frameworks call it."""
+        if isinstance(texts, str):
+            raise BadInput("documents are a list of texts; pass [text] for a single one")
         vectors: list[list[float]] = self.encode_document(list(texts)).tolist() if len(texts) else []
         return vectors
 
@@ -157,6 +160,8 @@ def _encoded(
     model: _OneModel, texts: str | Sequence[str], prompt: str, dimensions: int | None, output: Output
 ) -> NDArray[Any]:
     _check_output(output)
+    if not isinstance(texts, Iterable):
+        raise BadInput(f"texts have the type {type(texts).__name__}; pass a str or a list of them")
     given = [texts] if isinstance(texts, str) else list(texts)
     check_texts(given)
     vectors = model.vectors([prompt + text for text in given] if prompt else given)

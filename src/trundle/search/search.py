@@ -27,7 +27,7 @@ from trundle.model.cost import Cost, cost
 from trundle.model.load import load
 from trundle.model.save import model_digest, weight_bytes
 from trundle.pipeline.compress import compare_held_out
-from trundle.pipeline.pair import pair_folder
+from trundle.pipeline.pair import _add_graph_to_card, pair_folder
 from trundle.pipeline.run import Request
 from trundle.precision import Precision, graph_format
 from trundle.progress import Progress, Stopwatch
@@ -278,10 +278,12 @@ def _timed(
         shortest = _SHORTEST_GPU_TRAINING if torch.cuda.is_available() else _SHORTEST_TRIAL
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
-        prospects.progress.say(f"{minutes:.4g} minutes are too short here; about {least:.2g} are needed")
+        prospects.progress.say(
+            f"{minutes:.4g} minutes are too short here: it takes about {least:.2g}; stopped, it resumes"
+        )
     if not times.trains:
         prospects.progress.say(
-            f"training would make about {times.steps:.0f} steps in this time, too few to gain anything, so "
+            f"training would make too few steps in this time to gain anything (about {times.steps:.0f}), so "
             "the model is made in closed form"
         )
     elif times.texts < min(_ENOUGH_TEXTS, there):
@@ -351,6 +353,9 @@ def _carried_out(
             graph = Encoder(request.target).embedder("result")
             made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
         made["before_milliseconds"] = prospects.source_milliseconds()
+        if "milliseconds" in made:
+            whole = None if planned.before is None else planned.before.file_bytes
+            _add_graph_to_card(request.target, made["bytes"], whole)
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()
