@@ -55,11 +55,13 @@ def _model_card(
 
 def _add_graph_to_card(folder: Path, size: int, whole: int | None) -> None:
     """Adds the exported graph of `size` bytes to a card, with its ratio to the `whole` model."""
-    card, (graph, *_) = folder / "README.md", folder.rglob("*.onnx")
+    card, graphs = folder / "README.md", list(folder.rglob("*.onnx"))
+    if not graphs or not card.is_file():
+        return
     ratio = "" if whole is None else f", {whole / size:.1f}× smaller than the {whole / 1e6:,.1f} MB before"
     section = f"""## Use without torch
 
-`{graph.relative_to(folder)}` has {size / 1e6:,.1f} MB{ratio}.
+`{graphs[0].relative_to(folder)}` has {size / 1e6:,.1f} MB{ratio}.
 It needs only `encoder.json` and `tokenizer.json` beside it.
 
 ```python
@@ -69,8 +71,7 @@ encoder = Encoder({json.dumps(folder.name, ensure_ascii=False)})
 vectors = encoder.encode(["a text", "another text"])
 ```
 """
-    text = card.read_text(encoding="utf-8")
-    if section not in text:
+    if section not in (text := card.read_text(encoding="utf-8")):
         write_atomic(card, text.replace("## Use\n", f"{section}\n## Use\n", 1))
 
 

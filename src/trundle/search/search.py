@@ -72,15 +72,16 @@ def _ship(
     *,
     limits: _Budget,
     speeds: Mapping[tuple[str, Precision], _Speed],
+    whole: int | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Exports the graph and returns its measured size and speed.
+    """Exports the graph and returns its measured size and speed; `whole` has the bytes of the original.
 
     If a graph loses too much accuracy, a graph with float matmuls takes its place if it fits the budget.
     """
-    texts = _calibration_texts(corpus)
+    make = partial(_graph, output, texts=_calibration_texts(corpus), whole=whole, progress=progress)
     try:
-        return _graph(output, candidate.precision, texts, progress)
+        return make(candidate.precision)
     except UserError as error:
         refused = f"there is no {candidate.precision} graph: {_cause(error)}"
     speed = speeds.get((candidate.base, "float32"))
@@ -94,15 +95,18 @@ def _ship(
         if fits:
             try:
                 instead = f"{refused}; the {precision} graph fits as well and is there instead"
-                return _graph(output, precision, texts, progress) | {"no_graph": instead}
+                return make(precision) | {"no_graph": instead}
             except UserError as error:
                 refused = f"{refused}; there is no {precision} graph: {_cause(error)}"
     left = "the weights are there without it; allow a larger --budget or more --minutes"
     return {"bytes": weight_bytes(output), "no_graph": f"{refused}; {left}"}
 
 
-def _graph(output: Path, precision: Precision, texts: list[str], progress: Progress) -> dict[str, Any]:
+def _graph(
+    output: Path, precision: Precision, *, texts: list[str], whole: int | None, progress: Progress
+) -> dict[str, Any]:
     weight = _export_graph(output, precision, calibrate=texts, progress=progress)
+    _add_graph_to_card(output, weight, whole)
     return {"bytes": weight, "milliseconds": _time_queries([output])[0].milliseconds}
 
 
@@ -347,15 +351,13 @@ def _carried_out(
             request.corpus,
             limits=outcome.budget,
             speeds=speeds,
+            whole=None if planned.before is None else planned.before.file_bytes,
             progress=request.progress,
         )
         if outcome.chosen.candidate.untouched and "milliseconds" in made:
             graph = Encoder(request.target).embedder("result")
             made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
         made["before_milliseconds"] = prospects.source_milliseconds()
-        if "milliseconds" in made:
-            whole = None if planned.before is None else planned.before.file_bytes
-            _add_graph_to_card(request.target, made["bytes"], whole)
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
     run.settle()
