@@ -146,7 +146,7 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
         closeness = _compare(vectors, reference, measured)
         agreement = _neighbour_agreement(vectors, reference)
         tried.append(f"cosine {closeness.mean_cosine:.4f}, agreement@{_NEIGHBOURS} {agreement:.1%}")
-        job.progress.say(f"{name} graph against the model it is made from: {tried[-1]}")
+        job.progress.say(f"{name}: {tried[-1]} with the model it is made from")
         if options.limits.allow(row, cosine=1 - closeness.mean_cosine, agreement=1 - agreement):
             facts: dict[str, Any] = {**closeness.as_json(), f"agreement@{_NEIGHBOURS}": round(agreement, 4)}
             if row.matmuls == "int8":
