@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.methods import METHODS
 from trundle.methods.align import _AlignPlan
-from trundle.methods.align.align import schedule_for, settings_for
+from trundle.methods.align.align import _two_parts, schedule_for, settings_for
 from trundle.methods.align.leaf import fit_ridge
 from trundle.methods.contract import Context
 from trundle.model.cost import cost
@@ -26,6 +27,7 @@ from trundle.model.layout import token_limit
 from trundle.model.surgery import transformer_of
 from trundle.recipe import make_options
 from trundle.teacher.teacher import find_teacher
+from trundle.train.trainer import cosine
 
 Models = Callable[[str], SentenceTransformer]
 
@@ -160,3 +162,11 @@ def test_minutes_end_in_one_cosine_and_epochs_in_cycles() -> None:
     assert schedule_for(quick, 10)(299, 300) == pytest.approx(0.5)
     late = make_options(METHODS["align"], {"minutes": 1, "rounding": "int4", "round_after": 0.8})
     assert [schedule_for(late, 10)(at, 200) for at in (0, 159, 199)] == pytest.approx([1.0, 0.05, 0.02])
+
+
+def test_two_parts_join_at_the_level_of_the_first():
+    schedule = _two_parts(cosine(end=0.2), share=0.8, last=0.02)
+    shares = [schedule(step, 100) for step in range(100)]
+    assert (shares[0], shares[79], shares[99]) == pytest.approx((1.0, 0.2, 0.02))
+    assert shares == sorted(shares, reverse=True)
+    assert len({round(before - after, 9) for before, after in itertools.pairwise(shares[79:])}) == 1

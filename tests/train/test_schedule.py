@@ -7,15 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trundle.train.trainer import (
-    _constant,
-    _learning_rate,
-    _steps_that_fit,
-    cosine,
-    leaf_cycles,
-    linear,
-    two_parts,
-)
+from trundle.train.trainer import _constant, _learning_rate, _steps_that_fit, cosine, leaf_cycles, linear
 
 
 def leaf_rates(epoch_steps: int, steps: int) -> list[float]:
@@ -87,11 +79,3 @@ def test_a_cosine_starts_at_the_peak_and_ends_low():
     shares = [cosine(end=0.02)(step, 101) for step in range(101)]
     assert (shares[0], shares[50], shares[100]) == pytest.approx((1.0, 0.51, 0.02))
     assert shares == sorted(shares, reverse=True)
-
-
-def test_two_parts_join_at_the_level_of_the_first():
-    schedule = two_parts(cosine(end=0.2), share=0.8, last=0.02)
-    shares = [schedule(step, 100) for step in range(100)]
-    assert (shares[0], shares[79], shares[99]) == pytest.approx((1.0, 0.2, 0.02))
-    assert shares == sorted(shares, reverse=True)
-    assert len({round(before - after, 9) for before, after in itertools.pairwise(shares[79:])}) == 1

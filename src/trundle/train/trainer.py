@@ -372,19 +372,6 @@ def cosine(*, end: float = 0.0) -> Schedule:
     return schedule
 
 
-def two_parts(first: Schedule, *, share: float, last: float) -> Schedule:
-    """`first` for a share of the steps, and from where it ends a linear decrease to `last` of the peak."""
-
-    def schedule(step: int, steps: int) -> float:
-        boundary = max(1, round(share * steps))
-        if step < boundary:
-            return first(step, boundary)
-        level = first(boundary - 1, boundary)
-        return level + (last - level) * (step - boundary + 1) / max(1, steps - boundary)
-
-    return schedule
-
-
 def leaf_cycles(epoch_steps: int, *, epochs: int = 10, cycles: int = 3, end: float = 0.1) -> Schedule:
     """LEAF's schedule: `cycles` times down to `end` over `epochs` epochs, constant within an epoch.
 

@@ -46,7 +46,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, keeps_zeros
 from trundle.train.loop import TrainingTask, TrainSettings
-from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for, two_parts
+from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for
 
 _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
     "cosine": "cosine",
@@ -256,10 +256,23 @@ def schedule_for(options: AlignOptions, per_epoch: int) -> Schedule:
     if options.round_after:
         kept = {"round_after": 0.0, "last_rate": max(end, _ROUNDED_RATE)}
         exact = schedule_for(options.model_copy(update=kept), per_epoch)
-        return two_parts(exact, share=options.round_after, last=end)
+        return _two_parts(exact, share=options.round_after, last=end)
     if name == "leaf":
         return leaf_cycles(per_epoch, epochs=EPOCHS, cycles=CYCLES, end=end)
     return cosine(end=end) if name == "cosine" else linear(end=end)
+
+
+def _two_parts(first: Schedule, *, share: float, last: float) -> Schedule:
+    """`first` for a share of the steps, and from where it ends a linear decrease to `last` of the peak."""
+
+    def schedule(step: int, steps: int) -> float:
+        boundary = max(1, round(share * steps))
+        if step < boundary:
+            return first(step, boundary)
+        level = first(boundary - 1, boundary)
+        return level + (last - level) * (step - boundary + 1) / max(1, steps - boundary)
+
+    return schedule
 
 
 def _length_for(student: SentenceTransformer, wanted: int | None, teacher: Teacher) -> int | None:

@@ -195,7 +195,7 @@ def _make_tuple_loader(
     chunk: int,
     negatives: int | None = None,
 ) -> Callable[[Indices], _TupleBatch]:
-    chunked = _make_chunker(model, chunk)
+    chunked = make_chunker(model, chunk)
 
     def load(indices: Indices) -> _TupleBatch:
         chosen = [examples[index] for index in indices]
@@ -216,7 +216,7 @@ def _make_tuple_loader(
     return load
 
 
-def _make_chunker(model: SentenceTransformer, size: int) -> Callable[[Sequence[str], str], _TokenisedTexts]:
+def make_chunker(model: SentenceTransformer, size: int) -> Callable[[Sequence[str], str], _TokenisedTexts]:
     """Returns a function that tokenises texts with a prompt, in chunks of `size` texts of similar length."""
     tokenise = make_tokeniser(model)
     leaves_prompts_out = any(isinstance(module, Pooling) and not module.include_prompt for module in model)

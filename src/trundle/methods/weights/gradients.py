@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trundle.data.examples import Example
 from trundle.errors import BadInput
-from trundle.methods.contrast.contrastive import TEMPERATURE, _make_chunker, directions, relate
+from trundle.methods.contrast.contrastive import TEMPERATURE, directions, make_chunker, relate
 from trundle.methods.training import Prompts
 from trundle.model.encode import dropping
 from trundle.model.surgery import transformer_of
@@ -64,7 +64,7 @@ _Loader = Callable[[Sequence[Example]], _SampleBatch]
 
 
 def _make_sample_loader(model: SentenceTransformer, prompts: Mapping[str, Prompts]) -> _Loader:
-    chunked = _make_chunker(model, _TEXTS_AT_ONCE)
+    chunked = make_chunker(model, _TEXTS_AT_ONCE)
 
     def load(samples: Sequence[Example]) -> _SampleBatch:
         prompt = prompts[samples[0].source]
