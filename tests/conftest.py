@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -32,6 +33,16 @@ settings.register_profile("patient", deadline=None)  # a busy machine may stall 
 settings.load_profile("patient")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What the tests import stays until the end: looking through it for garbage costs seconds, each time."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)
