@@ -85,15 +85,15 @@ def test_documented_python_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
     if 'Encoder("small")' in example and 'output="small"' not in example:
-        shutil.copytree(pico_folders("bert"), tmp_path / "small")
+        shutil.copytree(pico_folders("bert", 2), tmp_path / "small")
         export_model("small", to="onnx")
     if DATABASE in example:
         example = example.replace(DATABASE, request.getfixturevalue("postgres").url)
     if READY in example:
-        shutil.copytree(pico_folders("bert"), tmp_path / READY)
+        shutil.copytree(pico_folders("bert", 2), tmp_path / READY)
         export_model(str(tmp_path / READY), to="onnx")
     (tmp_path / "texts.txt").write_text("\n".join(pico.different_texts(700)), encoding="utf-8")
-    exec(compile(example.replace("path/to/model", str(pico_folders("bert"))), "example", "exec"), {})
+    exec(compile(example.replace("path/to/model", str(pico_folders("bert", 2))), "example", "exec"), {})
     assert (tmp_path / (READY if READY in example else "small") / "modules.json").is_file()
 
 

@@ -49,7 +49,7 @@ def test_the_verdict_on_the_index_is_the_end(
     pytest.importorskip("onnxruntime", reason="the extra export is not installed")
     monkeypatch.setenv("TRUNDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("trundle.search.budget._SHORTEST_TRIAL", 0.1)
-    texts, folder, output = different_texts(400), str(pico_folders("bert")), str(tmp_path / "small")
+    texts, folder, output = different_texts(400), str(pico_folders("bert", 2)), str(tmp_path / "small")
     vectors = load(folder).encode(texts)
     pq.write_table(pa.table({"text": texts, "vector": list(vectors)}), tmp_path / "rows.parquet")
     index = ("--index", str(tmp_path / "rows.parquet"), "--student", folder)

@@ -28,7 +28,7 @@ def texts(tmp_path: Path) -> str:
 def test_a_folder_of_graphs_alone_is_scored_by_its_graph(
     run: Run, pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
-    student, teacher, out = pico_folders("mpnet"), pico_folders("bert"), tmp_path / "out"
+    student, teacher, out = pico_folders("mpnet", 1), pico_folders("bert", 1), tmp_path / "out"
     export_model(str(student), to="onnx", output=out)
     words = ["--teacher", str(teacher), "--data", texts, "--json"]
     code, by_torch, _ = run("evaluate", str(student), *words)
@@ -55,18 +55,18 @@ def test_a_table_of_vectors_stands_for_the_teacher_that_made_it(
     run: Run, pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
     lines = Path(texts).read_text("utf-8").splitlines()
-    vectors = load(pico_folders("bert")).encode(lines)
+    vectors = load(pico_folders("bert", 1)).encode(lines)
     table = tmp_path / "vectors.parquet"
     pq.write_table(pa.table({"text": lines, "vector": vectors.tolist()}), table)
     found = []
-    for teacher in (pico_folders("bert"), table):
+    for teacher in (pico_folders("bert", 1), table):
         words = ["--teacher", str(teacher), "--data", texts, "--json"]
-        code, said, _ = run("evaluate", str(pico_folders("mpnet")), *words)
+        code, said, _ = run("evaluate", str(pico_folders("mpnet", 1)), *words)
         assert code == 0
         found.append(json.loads(said)["fidelity"][0])
     assert found[1]["distance"] == pytest.approx(found[0]["distance"], rel=1e-4)
     pq.write_table(pa.table({"text": lines[:3], "vector": vectors[:3].tolist()}), table)
-    code, _, complaint = run("evaluate", str(pico_folders("mpnet")), *words)
+    code, _, complaint = run("evaluate", str(pico_folders("mpnet", 1)), *words)
     assert code == 2
     assert "has no vector of" in complaint
 
@@ -74,7 +74,7 @@ def test_a_table_of_vectors_stands_for_the_teacher_that_made_it(
 def test_an_exported_folder_keeps_its_training_data_record(
     pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model = pico.model("bert", str(tmp_path / "backbone"))
+    model = pico.model("bert", str(tmp_path / "backbone"), num_hidden_layers=1)
     model.save_pretrained(str(tmp_path / "model"))
     Lineage(source="big", space="big").write(tmp_path / "model")
     export_model(str(tmp_path / "model"), to="onnx", output=tmp_path / "out")

@@ -19,7 +19,7 @@ def test_a_graph_in_its_own_folder(
     texts.write_text(
         "\n".join(f"{text} {number}" for number in range(7) for text in pico.TEXTS), encoding="utf-8"
     )
-    source, out = str(pico_folders("bert")), str(tmp_path / "out")
+    source, out = str(pico_folders("bert", 1)), str(tmp_path / "out")
     wide = ("--max-cosine-loss", "0.05", "--max-agreement-loss", "0.6")
     code, said, _ = run("export", source, "--int8", "--data", str(texts), *wide, "-o", out, "--json")
     assert code == 0
@@ -40,7 +40,7 @@ def test_a_pair_shows_both_sides(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     student, teacher = (
-        SentenceTransformer(str(pico_folders(name)), device="cpu") for name in ("bert", "mpnet")
+        SentenceTransformer(str(pico_folders(name, 1)), device="cpu") for name in ("bert", "mpnet")
     )
     both, out = tmp_path / "both", tmp_path / "out"
     _save_pair(student, teacher, names=("small", "big"), output=both)

@@ -18,7 +18,7 @@ import pico
 def test_build_search_and_check(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model, index = str(pico_folders("bert")), str(tmp_path / "index")
+    model, index = str(pico_folders("bert", 1)), str(tmp_path / "index")
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(pico.different_texts(84)))
     code, out, err = run("index", "build", model, "--data", str(data), "-o", index, "--precision", "int8")
@@ -60,7 +60,7 @@ def test_build_search_and_check(
 def test_read_and_check_any_index(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model, index, table = str(pico_folders("bert")), str(tmp_path / "index"), str(tmp_path / "out.parquet")
+    model, index, table = str(pico_folders("bert", 1)), str(tmp_path / "index"), str(tmp_path / "out.parquet")
     (tmp_path / "texts.txt").write_text("\n".join(pico.different_texts(84)))
     assert run("index", "build", model, "--data", str(tmp_path / "texts.txt"), "-o", index)[0] == 0
     code, out, err = run("index", "read", index, "-o", table)
@@ -78,7 +78,7 @@ def test_a_model_that_was_trained_in_its_place(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model, index = tmp_path / "model", str(tmp_path / "index")
-    shutil.copytree(pico_folders("bert"), model)
+    shutil.copytree(pico_folders("bert", 1), model)
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(pico.different_texts(20)))
     build = ("index", "build", str(model), "--data", str(data), "-o", index)

@@ -20,7 +20,7 @@ def test_a_store_is_built_and_trained_on(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     teacher, store = str(tmp_path / "teacher"), str(tmp_path / "store")
-    model = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
+    model = SentenceTransformer(str(pico_folders("mpnet", 1)), device="cpu")
     model.prompts = {"query": "q: ", "plain": "p: "}
     model.default_prompt_name = "plain"
     model.save_pretrained(teacher)
@@ -39,7 +39,7 @@ def test_a_store_is_built_and_trained_on(
 
     small = tmp_path / "small"
     code, _, err = run(
-        "align", str(pico_folders("bert")), "--teacher", store, "--steps", "2", "-o", str(small)
+        "align", str(pico_folders("bert", 1)), "--teacher", store, "--steps", "2", "-o", str(small)
     )
     assert code == 0, err
     student = SentenceTransformer(str(small), device="cpu")
@@ -50,7 +50,7 @@ def test_a_store_is_built_and_trained_on(
 def test_impossible_builds_give_one_sentence(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model = str(pico_folders("bert"))
+    model = str(pico_folders("bert", 1))
     table, other, store = (str(tmp_path / name) for name in ("a.parquet", "b.parquet", "store"))
     pq.write_table(pa.table({"text": pico.TEXTS}), table)
     pq.write_table(pa.table({"body_": pico.TEXTS}), other)
@@ -60,7 +60,7 @@ def test_impossible_builds_give_one_sentence(
     for words, says in (
         ((*build, "-d", table, "-d", str(tmp_path / "c.txt")), "was made from other texts"),
         (
-            ("targets", "build", str(pico_folders("mpnet")), "-o", store, "-d", table),
+            ("targets", "build", str(pico_folders("mpnet", 1)), "-o", store, "-d", table),
             "was made by another teacher",
         ),
         ((*build, "-d", other), "no column known to hold texts (columns: body_)"),
@@ -89,7 +89,7 @@ def test_without_ray_one_process_builds_and_the_extra_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "c.txt").write_text("a text\n")
-    build = ("targets", "build", str(pico_folders("bert")), "-d", str(tmp_path / "c.txt"), "-o")
+    build = ("targets", "build", str(pico_folders("bert", 1)), "-d", str(tmp_path / "c.txt"), "-o")
     assert run(*build, str(tmp_path / "store"))[0] == 0
     code, _, err = run(*build, str(tmp_path / "other"), "--ray")
     assert code == 2
@@ -107,7 +107,7 @@ def test_ray_takes_an_optional_address(
     table = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": pico.TEXTS}), table)
     (tmp_path / "c.txt").write_text("a text\n")
-    build = ("targets", "build", str(pico_folders("bert")), "-o", str(tmp_path / "store"))
+    build = ("targets", "build", str(pico_folders("bert", 1)), "-o", str(tmp_path / "store"))
     for words, says in (
         (("-d", str(tmp_path / "c.txt"), "--ray"), "is not parquet, the only format a cluster reads"),
         (("--ray", "-d", str(tmp_path / "c.txt")), "is not parquet, the only format a cluster reads"),

@@ -44,7 +44,7 @@ process.stdout.write(JSON.stringify(rows));
 @pytest.fixture(scope="module")
 def folder(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pico BERT with a float and an int8 graph."""
-    copy = Path(shutil.copytree(pico_folders("bert"), tmp_path_factory.mktemp("clients") / "model"))
+    copy = Path(shutil.copytree(pico_folders("bert", 2), tmp_path_factory.mktemp("clients") / "model"))
     export_model(str(copy), to="onnx")
     export_model(
         str(copy),

@@ -32,23 +32,34 @@ from trundle.records import read_lineage
 from trundle.search.compressing import compress
 from trundle.teacher.targets import open_targets
 
+MANY = 140
 
-@pytest.fixture
-def texts(tmp_path: Path) -> str:
-    file = tmp_path / "texts.txt"
+
+def repeated(file: Path, times: int) -> str:
     file.write_text(
-        "\n".join(f"{text} {number}" for number in range(140) for text in pico.TEXTS), encoding="utf-8"
+        "\n".join(f"{text} {number}" for number in range(times) for text in pico.TEXTS), encoding="utf-8"
     )
     return str(file)
 
 
-def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path: Path) -> None:
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    """Enough to train on; too few are held out to compare the result with its teacher."""
+    return repeated(tmp_path / "texts.txt", 60)
+
+
+@pytest.fixture
+def many_texts(tmp_path: Path) -> str:
+    return repeated(tmp_path / "texts.txt", MANY)
+
+
+def test_start_to_end(pico_folders: Callable[[str], Path], many_texts: str, tmp_path: Path) -> None:
     source = str(pico_folders("bert"))
     run = compress(
         source,
         read_recipe("half", ["align.texts=100"]),
         output=tmp_path / "small",
-        corpus=read_corpus([texts], seed=1),
+        corpus=read_corpus([many_texts], seed=1),
         seed=1,
     )
     assert [step.call.method.name for step in run.steps] == ["depth", "align"]
@@ -60,15 +71,15 @@ def test_start_to_end(pico_folders: Callable[[str], Path], texts: str, tmp_path:
     lineage = read_lineage(tmp_path / "small")
     assert lineage is not None
     assert lineage["before"]["layers"] == 4
-    assert lineage["data"][0]["texts"] == 140 * len(pico.TEXTS)
+    assert lineage["data"][0]["texts"] == MANY * len(pico.TEXTS)
     assert lineage["scores"]["cosine to the original"] == pytest.approx(run.fidelity.cosine, abs=1e-4)
     assert "keep 2 of 4 layers" in (tmp_path / "small" / "README.md").read_text()
 
 
 def test_a_slow_comparison_uses_fewer_texts_and_says_so(
-    pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
+    pico_folders: Callable[[str], Path], many_texts: str, tmp_path: Path
 ) -> None:
-    corpus, progress = read_corpus([texts], seed=1), RecordedProgress()
+    corpus, progress = read_corpus([many_texts], seed=1), RecordedProgress()
     request = Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus, seed=1)
     request = replace(request, measured_seconds=0.0, progress=progress)
     run = run_recipe(request, single(METHODS["depth"], {"keep": 2}))
@@ -145,7 +156,7 @@ def test_a_dry_run_plans_methods_after_a_planned_cut(
     data = tmp_path / "tuples.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     recipe, corpus = parse_recipe(f"steps: {steps}", name="x"), read_corpus([str(data)], seed=0)
-    source = str(pico_folders("bert"))
+    source = str(pico_folders("bert", 2))
     told = compress(source, recipe, output=None, corpus=corpus, dry_run=True)
     made = compress(source, recipe, output=tmp_path / "out", corpus=corpus)
     assert told.after == made.after
@@ -244,10 +255,10 @@ def align(student: str, output: Path, corpus: Corpus | None, **options: object) 
 
 
 def test_training_brings_a_student_closer_to_its_teacher(
-    small_and_teacher: tuple[str, str], texts: str, tmp_path: Path
+    small_and_teacher: tuple[str, str], many_texts: str, tmp_path: Path
 ) -> None:
     small, teacher = small_and_teacher
-    corpus = read_corpus([texts], seed=0)
+    corpus = read_corpus([many_texts], seed=0)
     start = align(small, tmp_path / "start", corpus, teacher=teacher, steps=0, start="random")
     trained = align(
         small,
@@ -343,10 +354,10 @@ def test_a_training_on_other_texts_does_not_resume_the_first(
 def test_prompts_and_their_default_come_from_the_teacher(
     pico_folders: Callable[[str], Path], texts: str, tmp_path: Path
 ) -> None:
-    teacher = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    teacher = SentenceTransformer(str(pico_folders("bert", 1)), device="cpu")
     teacher.prompts, teacher.default_prompt_name = {"query": "find: ", "plain": "say: "}, "plain"
     teacher.save_pretrained(str(tmp_path / "teacher"), create_model_card=False)
-    student = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
+    student = SentenceTransformer(str(pico_folders("mpnet", 1)), device="cpu")
     student.prompts, student.default_prompt_name = {"sts": "x "}, "sts"
     student.save_pretrained(str(tmp_path / "student"), create_model_card=False)
     corpus = read_corpus([texts], seed=0)

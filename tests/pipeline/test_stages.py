@@ -59,7 +59,7 @@ def run(
     def go(output: Path, recipe: Recipe, *, fresh: bool = False) -> Run:
         corpus = read_corpus([str(data)], seed=0)
         return run_recipe(
-            Request(source=str(pico_folders("bert")), output=output, corpus=corpus, fresh=fresh), recipe
+            Request(source=str(pico_folders("bert", 2)), output=output, corpus=corpus, fresh=fresh), recipe
         )
 
     return go

@@ -28,8 +28,8 @@ CALIBRATION = [f"{text} {number}" for number in range(7) for text in pico.TEXTS]
 def pair(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models with prompts of their own, one length each, in one torch folder."""
     folder = tmp_path_factory.mktemp("pairs") / "both"
-    student = SentenceTransformer(str(pico_folders("bert")), device="cpu")
-    teacher = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
+    student = SentenceTransformer(str(pico_folders("bert", 1)), device="cpu")
+    teacher = SentenceTransformer(str(pico_folders("mpnet", 1)), device="cpu")
     student.prompts, student.max_seq_length = {"query": "how do I "}, 9
     teacher.prompts, teacher.default_prompt_name = {"document": "the ", "other": "so "}, "other"
     _save_pair(student, teacher, names=("small", "big"), output=folder)
@@ -112,7 +112,7 @@ def test_an_incomplete_pair_and_models_of_different_spaces(exported_pair: Export
     (tmp_path / "out" / "document").rename(tmp_path / "document")
     with pytest.raises(BadModel, match="document"):
         Encoder(tmp_path / "out")
-    narrow = pico.model("bert", str(tmp_path / "backbone"), hidden_size=16)
+    narrow = pico.model("bert", str(tmp_path / "backbone"), hidden_size=16, num_hidden_layers=1)
     narrow.save_pretrained(str(tmp_path / "narrow"))
     export_model(str(tmp_path / "narrow"), to="onnx", output=tmp_path / "out" / "document")
     with pytest.raises(BadModel, match="32 dimensions for queries and 16 for documents"):

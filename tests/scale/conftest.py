@@ -18,7 +18,7 @@ from trundle.scale import shard_plan
 def graph(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pico model with prompts as a graph: what workers open without torch, in no time."""
     folder = tmp_path_factory.mktemp("graph") / "model"
-    model = SentenceTransformer(str(pico_folders("bert")), device="cpu")
+    model = SentenceTransformer(str(pico_folders("bert", 1)), device="cpu")
     model.prompts = {"query": "how do I ", "document": "the "}
     model.save_pretrained(str(folder))
     export_model(str(folder), to="onnx")

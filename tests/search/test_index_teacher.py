@@ -45,17 +45,17 @@ BUDGET = "1MB"
 @pytest.fixture
 def teacher(pico_folders: Callable[[str], Path]) -> str:
     """The model that made the index: another architecture than the student's."""
-    return str(pico_folders("mpnet"))
+    return str(pico_folders("mpnet", 1))
 
 
 @pytest.fixture
 def student(pico_folders: Callable[[str], Path]) -> str:
-    return str(pico_folders("bert"))
+    return str(pico_folders("bert", 2))
 
 
 @pytest.fixture(scope="module")
 def vectors(pico_model: Callable[[str], SentenceTransformer]) -> list[np.ndarray]:
-    return list(pico_model("mpnet").encode(TEXTS, normalize_embeddings=True))
+    return list(pico_model("mpnet", 1).encode(TEXTS, normalize_embeddings=True))
 
 
 @pytest.fixture
@@ -133,8 +133,9 @@ def test_a_table_of_postgres_teaches(postgres: Any, rows: str, student: str, tmp
 
 @pytest.mark.usefixtures("quick")
 def test_who_made_the_index_labels_queries_and_pieces(
-    rows: str, teacher: str, student: str, tmp_path: Path, asked: list[str]
+    rows: str, teacher: str, pico_folders: Callable[[str], Path], tmp_path: Path, asked: list[str]
 ) -> None:
+    student = str(pico_folders("bert"))
     (tmp_path / "queries.txt").write_text("\n".join(QUERIES), encoding="utf-8")
     request = Request(source=teacher, output=tmp_path / "small", progress=(progress := RecordedProgress()))
     options = TeacherOptions(index=rows, queries=str(tmp_path / "queries.txt"), calls=400)
@@ -186,7 +187,7 @@ def test_an_endpoint_gets_as_many_texts_as_allowed(
 
     monkeypatch.setattr(endpoint._EmbeddingsClient, "_batch", counted)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    with running(open_served(str(pico_folders("mpnet")), name="large")) as server:
+    with running(open_served(str(pico_folders("mpnet", 1)), name="large")) as server:
         outcome = compress(
             f"{server.url}/v1",
             budget=BUDGET,

@@ -50,7 +50,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
 ) -> None:
     monkeypatch.setattr(trials, "_OVERTIME", 1000.0)
     monkeypatch.setattr(trials, "_HOPELESS", math.inf)
-    folder, output = pico_folders("bert"), tmp_path / "small"
+    folder, output = pico_folders("bert", 2), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
     outcome = compress_to_budget(
         Request(source=str(folder), output=output, corpus=corpus), [f"{limit}-params"], minutes=0.05
@@ -83,7 +83,7 @@ def test_the_best_that_fits_is_trained_exported_and_written(
 def test_a_static_model_is_chosen_if_no_layer_fits(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path
 ) -> None:
-    folder, output = pico_folders("bert"), tmp_path / "small"
+    folder, output = pico_folders("bert", 2), tmp_path / "small"
     outcome = compress_to_budget(
         Request(source=str(folder), output=output, corpus=corpus), ["0.1ms"], minutes=0.03
     )
@@ -100,9 +100,9 @@ def test_the_best_candidate_so_far_is_chosen_when_time_is_up(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_TRYING", -1.0)
-    words = [f"{cost(load(pico_folders('bert'))).file_bytes // 2}B"]
+    words = [f"{cost(load(pico_folders('bert', 2))).file_bytes // 2}B"]
     outcome = compress_to_budget(
-        Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus),
+        Request(source=str(pico_folders("bert", 2)), output=tmp_path / "small", corpus=corpus),
         words,
         minutes=0.03,
     )
@@ -119,7 +119,7 @@ def test_a_model_that_fits_once_it_is_int8_is_only_exported(
     rows = [replace(row, bytes_per_layer=0) for row in FORMATS]
     monkeypatch.setattr("trundle.model.cost.FORMATS", rows)
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
-    folder, output = pico_folders("bert"), tmp_path / "small"
+    folder, output = pico_folders("bert", 2), tmp_path / "small"
     outcome = compress_to_budget(
         Request(source=str(folder), output=output, corpus=corpus), ["2x"], minutes=0.03
     )
@@ -139,7 +139,7 @@ def test_an_occupied_folder_for_the_pair_is_rejected_at_once(
     monkeypatch.setattr(search, "load", lambda *_, **__: pytest.fail("the model was opened before"))
     (tmp_path / "small-pair").mkdir()
     (tmp_path / "small-pair" / "mine.txt").write_text("keep this")
-    folder = str(pico_folders("bert"))
+    folder = str(pico_folders("bert", 2))
     with pytest.raises(BadInput, match="small-pair"):
         compress_to_budget(
             Request(source=folder, output=tmp_path / "small", corpus=corpus, pair=True), ["2x"]
@@ -170,7 +170,7 @@ def test_a_model_that_is_only_exported_makes_no_pair(
     monkeypatch.setattr("trundle.model.cost._SMALLEST_INT8", 0)
     with pytest.raises(BadInput, match=r"once it is int8, .* leave --pair out, or pass a smaller budget"):
         compress_to_budget(
-            Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus, pair=True),
+            Request(source=str(pico_folders("bert", 2)), output=tmp_path / "small", corpus=corpus, pair=True),
             ["2x"],
         )
 
@@ -247,7 +247,7 @@ def test_a_changed_model_in_the_same_folder_is_tried_again(
     monkeypatch.setattr(_Trials, "contest", stop)
     folder = tmp_path / "model"
     for changed in (False, False, True):
-        model = load(pico_folders("bert"))
+        model = load(pico_folders("bert", 2))
         if changed:
             next(model.parameters()).data.add_(1)
         model.save_pretrained(str(folder), create_model_card=False)
@@ -261,7 +261,7 @@ def test_a_narrow_candidate_is_mapped_with_its_training_vectors(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "_WIDTHS", (Fraction(1), Fraction(1, 2)))
-    folder = str(pico_folders("bert"))
+    folder = str(pico_folders("bert", 2))
     found = _list_candidates(load(folder), folder, dimensions=32, precisions=["int8"])
     contest = _Trials(
         source=folder,
@@ -285,7 +285,7 @@ def test_a_narrow_candidate_is_mapped_with_its_training_vectors(
 def test_on_a_gpu_the_winner_learns_by_muon_and_is_rounded_late(
     pico_folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, asked = str(pico_folders("bert")), []
+    folder, asked = str(pico_folders("bert", 2)), []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(trials, "run_recipe", lambda _request, recipe: asked.append(recipe))
     found = _list_candidates(load(folder, device="cpu"), folder, dimensions=32, precisions=["int4", "int8"])
@@ -323,7 +323,7 @@ def test_a_candidate_without_trial_waits_for_the_teachers_vectors(
     monkeypatch.setattr(search, "_time_left", left)
     with pytest.raises(KeyboardInterrupt):
         compress_to_budget(
-            Request(source=str(pico_folders("bert")), output=tmp_path / "small", corpus=corpus),
+            Request(source=str(pico_folders("bert", 2)), output=tmp_path / "small", corpus=corpus),
             ["2x"],
             minutes=0.03,
         )
@@ -339,7 +339,7 @@ def test_without_time_for_a_training_the_model_is_made_in_closed_form(
 ) -> None:
     monkeypatch.setattr(budget, "_TRIED", 1)
     monkeypatch.setattr(budget, "_fewest_steps", lambda **_: 10**9)
-    folder, progress = str(pico_folders("bert")), RecordedProgress()
+    folder, progress = str(pico_folders("bert", 2)), RecordedProgress()
     rounded = _list_candidates(load(folder), folder, dimensions=32, precisions=["int4"])[0]
     monkeypatch.setattr(_Prospects, "promising", lambda *_, **__: [rounded])
     request = Request(source=folder, output=tmp_path / "small", corpus=corpus, progress=progress)

@@ -49,7 +49,7 @@ def shipped(
 
     monkeypatch.setattr(search, "_export_graph", refuse)
     output = tmp_path / "small"
-    shutil.copytree(pico_folders("bert"), output)
+    shutil.copytree(pico_folders("bert", 2), output)
     candidate = _list_candidates(load(output), "pico", dimensions=32, precisions=["int8"])[0]
     speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
 
@@ -86,7 +86,7 @@ def test_matmuls_that_lose_too_much_in_int8_run_in_float(
 
     monkeypatch.setattr(search, "_export_graph", export_graph)
     monkeypatch.setattr(search, "_time_queries", lambda _: [_Timed(milliseconds=0.3, undisturbed=True)])
-    folder = pico_folders("bert")
+    folder = pico_folders("bert", 2)
     candidate = _list_candidates(load(folder), "pico", dimensions=32, precisions=["int4+int8"])[0]
     speeds = {("pico", "float32"): SPEED, ("pico", "int8"): SPEED}
     limits = _Budget(milliseconds=1000.0)
@@ -126,7 +126,7 @@ def test_the_plan_is_written_before_anything_is_exported(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(search, "_ship", cut_short)
-    folder, output = pico_folders("bert"), tmp_path / "small"
+    folder, output = pico_folders("bert", 2), tmp_path / "small"
     words = [f"{cost(load(folder)).parameters // 2}-params"]
     with pytest.raises(KeyboardInterrupt):
         compress_to_budget(Request(source=str(folder), output=output, corpus=corpus), words, minutes=0.02)
@@ -147,7 +147,7 @@ def test_a_result_over_the_budget_is_reported(
     monkeypatch.setattr(
         search, "_ship", lambda *_, **__: {"bytes": 3_000_000, "milliseconds": 99.0, "no_graph": None}
     )
-    folder, output = pico_folders("bert"), tmp_path / "small"
+    folder, output = pico_folders("bert", 2), tmp_path / "small"
     words = [f"{cost(load(folder)).parameters // 2}-params", "2MB", "50ms"]
     outcome = compress_to_budget(
         Request(source=str(folder), output=output, corpus=corpus), words, minutes=0.02

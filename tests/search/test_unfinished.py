@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 @pytest.fixture
 def searching(pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path) -> Searching:
     """The same command each time, but for what is said."""
-    folder = pico_folders("bert")
+    folder = pico_folders("bert", 2)
     whole = cost(load(folder)).file_bytes
 
     def go(*, share: float = 0.5, output: Path = tmp_path / "small", **options: Any) -> Outcome:

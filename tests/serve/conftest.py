@@ -17,6 +17,15 @@ from trundle.runtime.encoder import Encoder
 from trundle.serve.settings import _Model, _Served
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_documentation() -> Iterator[None]:
+    """The page of each server reads the documentation of a few packages instead of thirty."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("trundle.serve.playground._PACKAGES", 3)
+        patched.setattr("trundle.serve.playground._OF_PYTHON", 30)
+        yield
+
+
 def exported_folder(source: Path, folder: Path, prompts: dict[str, str]) -> Path:
     model = SentenceTransformer(str(source), device="cpu")
     model.prompts = prompts
@@ -28,13 +37,13 @@ def exported_folder(source: Path, folder: Path, prompts: dict[str, str]) -> Path
 @pytest.fixture(scope="session")
 def student_folder(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "small"
-    return exported_folder(pico_folders("bert"), folder, {"query": "how do I ", "document": "the "})
+    return exported_folder(pico_folders("bert", 1), folder, {"query": "how do I ", "document": "the "})
 
 
 @pytest.fixture(scope="session")
 def teacher_folder(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "big"
-    return exported_folder(pico_folders("distilbert"), folder, {"query": "", "document": ""})
+    return exported_folder(pico_folders("distilbert", 1), folder, {"query": "", "document": ""})
 
 
 @pytest.fixture(scope="session")

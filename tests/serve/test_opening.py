@@ -18,7 +18,7 @@ from trundle.serve.settings import open_served
 
 
 def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str], Path]) -> None:
-    folder, progress = pico_folders("roberta"), RecordedProgress()
+    folder, progress = pico_folders("roberta", 1), RecordedProgress()
     before = sorted(folder.rglob("*"))
     for _ in range(2):
         found = open_encoder(str(folder), progress=progress).encode(pico.TEXTS)
@@ -29,8 +29,8 @@ def test_a_folder_without_a_graph_is_exported_once(pico_folders: Callable[[str],
 
 
 def test_a_pair_is_served_as_two_models(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
-    student = SentenceTransformer(str(pico_folders("bert")), device="cpu")
-    teacher = SentenceTransformer(str(pico_folders("mpnet")), device="cpu")
+    student = SentenceTransformer(str(pico_folders("bert", 1)), device="cpu")
+    teacher = SentenceTransformer(str(pico_folders("mpnet", 1)), device="cpu")
     student.prompts = {"query": "how do I "}
     teacher.prompts = {"document": "the "}
     _save_pair(student, teacher, names=("small", "big"), output=tmp_path / "both")
@@ -46,7 +46,7 @@ def test_a_pair_is_served_as_two_models(pico_folders: Callable[[str], Path], tmp
     for found, wanted in pairs:
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     with pytest.raises(BadInput, match="brings its own teacher"):
-        open_served(str(tmp_path / "both"), teacher=str(pico_folders("mpnet")))
+        open_served(str(tmp_path / "both"), teacher=str(pico_folders("mpnet", 1)))
 
 
 def test_models_that_do_not_form_a_pair(student_folder: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
 def served(pico_folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("onnxruntime", reason="the extra export is not installed")
     folder = tmp_path_factory.mktemp("served") / "model"
-    export_model(str(pico_folders("bert")), to="onnx", output=folder)
+    export_model(str(pico_folders("bert", 1)), to="onnx", output=folder)
     return folder
 
 
