@@ -41,8 +41,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_plan, "_PART_ROWS", 60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
+    """It ends with its tests: its processes never rest, even without work."""
     ray = pytest.importorskip("ray", reason="needs a cluster: pip install 'trundle[scale]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
