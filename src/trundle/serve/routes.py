@@ -43,6 +43,8 @@ _SWITCH_SECONDS = 0.001
 """Seconds after which a busy worker yields to the event loop."""
 _SHUTDOWN_SECONDS = 5.0
 """Time for open answers at shutdown, in addition to a request's own timeout."""
+_WRITTEN_VALUES = 4096
+"""Numbers of an answer that are written at once."""
 _OUTPUTS: dict[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
 _EMBEDDINGS = "/v1/embeddings"
 _ROUTES = {_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"}
@@ -245,14 +247,19 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
 
 
 def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Pending) -> bytes:
-    """Returns the body of an answer."""
-    output = _OUTPUTS[asked.output_dtype]
-    vectors = model.encoder.finished(encoded.vectors, dimensions=asked.dimensions, output=output)
-    in_base64 = asked.encoding_format == "base64"
-    rows = (base64.b64encode(row.tobytes()).decode() for row in vectors) if in_base64 else vectors.tolist()
-    data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
+    """Returns the body of an answer, written in short parts: other threads can't run while one is written."""
+    output, total = _OUTPUTS[asked.output_dtype], len(encoded.vectors)
+    in_base64, size = asked.encoding_format == "base64", max(1, _WRITTEN_VALUES // model.encoder.dimensions)
+    parts: list[bytes] = []
+    for start in range(0, total, size):
+        own = encoded.vectors[start : start + size]
+        vectors = model.encoder.finished(own, dimensions=asked.dimensions, output=output)
+        rows = [base64.b64encode(row.tobytes()).decode() for row in vectors] if in_base64 else vectors.tolist()
+        places = enumerate(rows, start)
+        parts.append(to_json([{"object": "embedding", "index": n, "embedding": row} for n, row in places])[1:-1])
     usage = {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens}
-    return to_json({"object": "list", "data": data, "model": model.name, "usage": usage})
+    rest = to_json({"model": model.name, "usage": usage})[1:]
+    return b"".join((b'{"object":"list","data":[', b",".join(parts), b"],", rest))
 
 
 def _add_status_routes(app: FastAPI, state: _ServerState) -> None:
