@@ -278,8 +278,8 @@ def test_a_large_answer_is_sent_in_parts() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = _Guard(Response(body), settings=ServerSettings(), metrics=_Metrics(), routes=set())
-    asyncio.run(guard({"type": "http", "path": "/", "headers": []}, receive, send))
+    guard = _Guard(Response(body), settings=ServerSettings(), metrics=_Metrics(), routes={})
+    asyncio.run(guard({"type": "http", "method": "GET", "path": "/", "headers": []}, receive, send))
     parts = [message for message in sent if message["type"] == "http.response.body"]
     assert b"".join(part["body"] for part in parts) == body
     assert max(len(part["body"]) for part in parts) <= _LARGE

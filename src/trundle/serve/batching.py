@@ -4,10 +4,10 @@ A free worker takes whatever waits, so no request waits for a batch to fill up, 
 There is one worker per core: under load each runs its own batch on one core. Tokenising and inference run in
 the workers' threads; the event loop is notified once per batch.
 
-Large requests have a queue of their own. They are tokenised first, part by part in one thread, so that one
-with too many tokens is rejected before it is computed. Workers alternate between the queues and never mix
-them in a batch, and a large request returns to the end of its queue after each share. While small requests
-come, batches of large ones are short, and one worker takes none of them.
+Large requests have a queue of their own, and workers give each a short turn: they tokenise a part (all of it
+before anything is computed, because it may have too many tokens), run a batch, or write a part of the answer.
+They alternate between the queues and never mix them in a batch. While small requests come, batches of large
+ones are shorter, and one worker takes no turn: else large requests would take all cores and the GIL.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from threading import Condition, Thread
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,9 @@ _WORTH_ALL_THREADS = 128
 _LONGEST_RETRY = 60
 
 
+_Write = Callable[["_Pending"], Iterator[bytes]]
+
+
 class _Busy(_RequestError):
     """The queue is full."""
 
@@ -68,8 +71,11 @@ class _Pending:
     large: bool
     rows: list[NDArray[np.int32]] | None = None
     """The token ids of a large request; the texts of a small one are tokenised in their batch."""
-    reading: asyncio.Task[None] | None = None
-    """Tokenises a large request; None when that is done."""
+    work: Iterator[object] | None = None
+    """Tokenises a large request or writes its answer, a part per turn; None while it is computed."""
+    write: _Write | None = None
+    """Returns the parts of a large request's answer; None when that has begun."""
+    body: list[bytes] = field(default_factory=list)
     taken: int = 0
     """Texts that workers have taken from the queue."""
     done: int = 0
@@ -91,11 +97,11 @@ class _Pending:
 
     @property
     def ready(self) -> bool:
-        return self.failure is not None or self.done == len(self.texts)
+        finished = self.done == len(self.texts) and not (self.work or self.write)
+        return self.failure is not None or finished
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Slice:
+class _Slice(NamedTuple):
     """The part of a request that is in one batch."""
 
     pending: _Pending
@@ -115,7 +121,6 @@ class _Batcher:
         self._large: deque[_Pending] = deque()
         self._large_next = False
         self._last_small = -math.inf
-        self._reader = ThreadPoolExecutor(1, "read")
         self._changed = Condition()
         self._waiting = {False: 0, True: 0}  # texts that no worker has taken yet, of small and large requests
         self._closing = False
@@ -136,8 +141,8 @@ class _Batcher:
     def works(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, texts: Sequence[str]) -> _Pending:
-        """Queues texts that include their prompt; await `answer` of the result for the vectors."""
+    def submit(self, texts: Sequence[str], write: _Write | None = None) -> _Pending:
+        """Queues texts that include their prompt; the `body` of a large request gets the parts of `write`."""
         pending = _Pending(
             texts=texts,
             vectors=np.empty((len(texts), self._encoder.dimensions), dtype=np.float32),
@@ -153,43 +158,32 @@ class _Batcher:
                 raise _Busy(max(1, min(_LONGEST_RETRY, math.ceil(seconds))))
             self._waiting[pending.large] += len(texts)
             if pending.large:
-                pending.reading = self._loop.create_task(self._read(pending))
+                pending.work, pending.write = self._read(pending), write
+                self._large.append(pending)
             else:
                 self._small.append(pending)
                 self._last_small = time.monotonic()
-                self._changed.notify()
+            self._changed.notify()
         return pending
 
     def drop(self, pending: _Pending) -> None:
         """Cancels a request: texts that no worker has taken are not computed."""
         with self._changed:
             pending.dropped = True
-            queue = next((queue for queue in (self._small, self._large) if pending in queue), None)
-            if queue is not None:
+            queue = self._large if pending.large else self._small
+            if pending in queue:
                 queue.remove(pending)
-            if queue is not None or pending.reading is not None:
-                pending.reading = None
                 self._waiting[pending.large] -= len(pending.texts) - pending.taken
 
-    async def _read(self, pending: _Pending) -> None:
-        """Tokenises a large request and queues it."""
+    def _read(self, pending: _Pending) -> Iterator[None]:
+        """Tokenises a large request."""
         rows: list[NDArray[np.int32]] = []
-        try:
-            for part in _parts(pending.texts):
-                found = await self._loop.run_in_executor(self._reader, self._encoder.read, part)
-                if pending.reading is None:
-                    return
-                self._check_rows(pending, found)
-                rows += [np.array(row, dtype=np.int32) for row in found]
-        except Exception as error:
-            self._fail(pending, error)
-            self.drop(pending)
-            _settle([pending])
-            return
-        with self._changed:
-            pending.rows, pending.reading = rows, None
-            self._large.append(pending)
-            self._changed.notify()
+        for part in _parts(pending.texts):
+            found = self._encoder.read(part)
+            self._check_rows(pending, found)
+            rows += [np.array(row, dtype=np.int32) for row in found]
+            yield
+        pending.rows = rows
 
     def _check_rows(self, pending: _Pending, rows: Sequence[Sequence[int]]) -> None:
         """Counts the tokens of a request; raises an error if a text has none or the request too many."""
@@ -200,7 +194,9 @@ class _Batcher:
             raise BadInput(f"there are more than {most:,} tokens; send fewer texts")
 
     async def encode(self, texts: Sequence[str]) -> _Pending:
-        pending = self.submit(texts)
+        return await self.finished(self.submit(texts))
+
+    async def finished(self, pending: _Pending) -> _Pending:
         try:
             return await pending.answer
         except asyncio.CancelledError:
@@ -214,22 +210,38 @@ class _Batcher:
             self._changed.notify_all()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
-        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _work(self) -> None:
         while batch := self._next():
-            started = time.perf_counter()
-            self._run(batch)
-            texts, seconds = sum(len(part.texts) for part in batch), time.perf_counter() - started
-            self._watch(texts, seconds)
-            rate = len(self._threads) * texts / max(seconds, 1e-6)
-            self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
+            first = batch[0].pending
+            if first.work is not None:
+                self._advance(first, first.work)
+            else:
+                started = time.perf_counter()
+                self._run(batch)
+                texts, seconds = sum(len(part.texts) for part in batch), time.perf_counter() - started
+                self._watch(texts, seconds)
+                rate = len(self._threads) * texts / max(seconds, 1e-6)
+                self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
             with self._changed:
                 self._busy -= 1
-                self._large_busy -= batch[0].pending.large
+                self._large_busy -= first.large
                 ready = [part.pending for part in batch if part.pending.ready]
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
+
+    def _advance(self, pending: _Pending, work: Iterator[object]) -> None:
+        """Tokenises or writes one part of a large request, and queues it again."""
+        try:
+            if next(work, self) is self:
+                pending.work = None
+        except Exception as error:
+            self._fail(pending, error)
+        with self._changed:
+            if pending.over:
+                self._waiting[True] -= len(pending.texts) - pending.taken
+            elif not pending.ready:  # to the front if it is being written, so that few answers are in memory
+                (self._large.appendleft if pending.done else self._large.append)(pending)
 
     def _next(self) -> list[_Slice]:
         """Waits for the next batch; empty if the server shuts down and the queue is empty."""
@@ -260,12 +272,14 @@ class _Batcher:
         batch: list[_Slice] = []
         unfinished: list[_Pending] = []
         texts = tokens = 0
-        while queue and texts < most and tokens < full:
+        while queue and texts < most and tokens < full and not (batch and queue[0].work):
             pending = queue.popleft()
             start, count = pending.taken, len(pending.texts)
             if pending.over:
                 self._waiting[pending.large] -= count - start
                 continue
+            if pending.work is not None:
+                return [_Slice(pending=pending, start=start, texts=())]
             while pending.taken < min(count, start + _SHARE, start + most - texts):
                 size = pending.size(pending.taken)
                 if tokens and tokens + size > full:
@@ -301,17 +315,15 @@ class _Batcher:
         rows = iter(self._encoder.read(unread) if unread else [])
         good: list[tuple[_Slice, Sequence[Sequence[int]]]] = []
         for part in batch:
-            pending, end = part.pending, part.start + len(part.texts)
-            if pending.rows is not None:
-                good.append((part, cast("Sequence[Sequence[int]]", pending.rows[part.start : end])))
-                continue
-            read = [next(rows) for _ in part.texts]
+            known, end = part.pending.rows, part.start + len(part.texts)
+            own = cast("Any", known[part.start : end]) if known else list(islice(rows, len(part.texts)))
             try:
-                self._check_rows(pending, read)
+                if not known:
+                    self._check_rows(part.pending, own)
             except BadInput as error:
-                self._fail(pending, error)
-            if not pending.over:
-                good.append((part, read))
+                self._fail(part.pending, error)
+            if not part.pending.over:
+                good.append((part, own))
         if not good:
             return
         inputs = [row for _, own in good for row in own]
@@ -325,6 +337,10 @@ class _Batcher:
                 part.pending.vectors[part.start : part.start + len(own)] = found
                 with self._changed:
                     part.pending.done += len(own)
+                    if part.pending.write is not None and part.pending.done == len(part.pending.texts):
+                        part.pending.work = map(part.pending.body.append, part.pending.write(part.pending))
+                        part.pending.write = None
+                        self._large.appendleft(part.pending)
             else:
                 self._fail(part.pending, BadModel("the model returns NaN or infinity; export it again"))
 
@@ -334,10 +350,10 @@ class _Batcher:
 
 
 def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Consecutive texts with at most `_READ_CHARACTERS` characters, or one longer text."""
+    """Consecutive texts, one share at most, with up to `_READ_CHARACTERS` characters, or one longer text."""
     start = characters = 0
     for place, text in enumerate(texts):
-        if characters and characters + len(text) > _READ_CHARACTERS:
+        if place > start and (place - start == _SHARE or characters + len(text) > _READ_CHARACTERS):
             yield texts[start:place]
             start, characters = place, 0
         characters += len(text)

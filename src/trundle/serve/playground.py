@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.resources import files
 from itertools import count, islice
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ from trundle.evaluate.retrieval import unit
 from trundle.runtime.encoder import Encoder
 from trundle.serve.batching import _Batcher, _Busy
 from trundle.serve.settings import ServerSettings, _Served
-from trundle.serve.wire import _JSON, _LARGE, _in_thread, _parse_body, _RequestError
+from trundle.serve.wire import _JSON, _parse_body, _RequestError
 
 _ENVIRONMENT = "environment"
 _ENVIRONMENT_PASSAGES = 400
@@ -263,8 +262,7 @@ def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: 
     async def drop(request: Request) -> Response:
         dropped = await _parse_body(request, _DroppedFile, settings)
         check_texts([dropped.text])
-        split = partial(_split_passages, dropped.text)
-        passages = await _in_thread(len(dropped.text) > _LARGE, split)
+        passages = await asyncio.to_thread(_split_passages, dropped.text)
         if not passages:
             raise _RequestError(400, f"{dropped.name} has no text to search; drop another file")
         return _answer(playground.add(dropped.name, passages).as_json())

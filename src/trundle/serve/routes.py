@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trundle.embedder import check_texts
 from trundle.errors import BadInput, UserError
@@ -25,14 +26,7 @@ from trundle.records import versions
 from trundle.runtime.encoder import Output
 from trundle.serve import wire
 from trundle.serve.batching import _Batcher, _Pending
-from trundle.serve.guard import (
-    _CONTENT_TYPE,
-    KEEP_ALIVE_SECONDS,
-    _FastRoute,
-    _Guard,
-    _limited_protocol,
-    _Metrics,
-)
+from trundle.serve.guard import _CONTENT_TYPE, KEEP_ALIVE_SECONDS, _Guard, _limited_protocol, _Metrics
 from trundle.serve.playground import _add_page, _Playground
 from trundle.serve.settings import ServerSettings, _Model, _Served, uvicorn
 from trundle.serve.wire import _JSON, EmbeddingsRequest, _RequestError
@@ -47,7 +41,7 @@ _WRITTEN_VALUES = 4096
 """Numbers of an answer that are written at once."""
 _OUTPUTS: dict[str, Output] = {"float": "float32", "int8": "int8", "binary": "binary"}
 _EMBEDDINGS = "/v1/embeddings"
-_ROUTES = {_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"}
+_ROUTES = dict.fromkeys((_EMBEDDINGS, "/v1/models", "/health", "/metrics", "/"))
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": wire.ErrorAnswer, "description": description}
     for status, description in (
@@ -84,7 +78,10 @@ def run_server(served: _Served, settings: ServerSettings, listening: socket.sock
     """Serves until SIGINT or SIGTERM, then answers the open requests."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    uvicorn.Server(_server_config(served, settings)).run(sockets=[listening])
+    server = uvicorn.Server(_server_config(served, settings))
+    gc.collect()
+    gc.freeze()  # the collector stops all threads; without what was loaded so far it stops them briefly
+    server.run(sockets=[listening])
 
 
 def _server_config(served: _Served, settings: ServerSettings) -> uvicorn.Config:
@@ -135,10 +132,11 @@ def _make_app(served: _Served, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    _add_embeddings(app, state)
+    fast = _add_embeddings(app, state)
     for kind in (_RequestError, UserError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(_Guard, settings=settings, metrics=state.metrics, routes=_ROUTES)
+    routes = {**_ROUTES, _EMBEDDINGS: fast}
+    app.add_middleware(_Guard, settings=settings, metrics=state.metrics, routes=routes)
     if settings.cors:  # outermost: browsers send a preflight without the key
         cors, star, shown = settings.cors, ["*"], ["Retry-After"]
         app.add_middleware(
@@ -158,7 +156,7 @@ async def _answer_error(_request: Request, error: Exception) -> Response:
     return (error if isinstance(error, _RequestError) else _RequestError(400, str(error))).answer()
 
 
-def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
+def _add_embeddings(app: FastAPI, state: _ServerState) -> ASGIApp:
     body = {"content": {_JSON: {"schema": EmbeddingsRequest.model_json_schema()}}, "required": True}
 
     @app.post(
@@ -177,7 +175,7 @@ def _add_embeddings(app: FastAPI, state: _ServerState) -> None:
             response = error.answer()
         await response(scope, receive, send)
 
-    app.add_middleware(_FastRoute, path=_EMBEDDINGS, handler=fast)
+    return fast
 
 
 async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
@@ -201,21 +199,19 @@ async def _answer_embeddings(state: _ServerState, request: Request) -> Response:
         raise _RequestError(400, many, param="dimensions")
     prompt = model.encoder.prompt_for(asked.input_type)
     try:
-        await wire._in_thread(sum(map(len, texts)) > wire._LARGE, partial(check_texts, texts))
+        check_texts(texts)
         prompted = [prompt + text for text in texts] if prompt else texts
-        encoded = await _encode(request, state.batchers[model.name], prompted, settings.timeout)
+        batcher, write = state.batchers[model.name], partial(_written, model, asked)
+        encoded = await _encoded(request, batcher, batcher.submit(prompted, write), settings.timeout)
     except UserError as error:
         raise _RequestError(400, str(error), param="input") from error
     state.metrics.texts.labels(model.name, asked.input_type or "text").inc(len(texts))
     state.metrics.tokens.labels(model.name).inc(encoded.tokens)
-    write = partial(_written, model, asked, encoded)
-    large = len(texts) * width * 8 > wire._LARGE
-    return Response(await wire._in_thread(large, write), media_type=_JSON)
+    return Response(b"".join(encoded.body or write(encoded)), media_type=_JSON)
 
 
-async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout: float) -> _Pending:
+async def _encoded(request: Request, batcher: _Batcher, pending: _Pending, timeout: float) -> _Pending:
     """Waits for the vectors, the client's disconnect, or the timeout, whichever comes first."""
-    pending = batcher.submit(texts)
     loop = asyncio.get_running_loop()
     watches: list[asyncio.Task[None]] = []
 
@@ -235,10 +231,7 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
         loop.call_later(_WATCHED_AFTER, lambda: watches.append(loop.create_task(watch()))),
     )
     try:
-        return await pending.answer
-    except asyncio.CancelledError:
-        batcher.drop(pending)
-        raise
+        return await batcher.finished(pending)
     finally:
         for timer in timers:
             timer.cancel()
@@ -246,20 +239,21 @@ async def _encode(request: Request, batcher: _Batcher, texts: list[str], timeout
             task.cancel()
 
 
-def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Pending) -> bytes:
-    """Returns the body of an answer, written in short parts: other threads can't run while one is written."""
-    output, total = _OUTPUTS[asked.output_dtype], len(encoded.vectors)
-    in_base64, size = asked.encoding_format == "base64", max(1, _WRITTEN_VALUES // model.encoder.dimensions)
-    parts: list[bytes] = []
-    for start in range(0, total, size):
-        own = encoded.vectors[start : start + size]
+def _written(model: _Model, asked: EmbeddingsRequest, encoded: _Pending) -> Iterator[bytes]:
+    """Yields the body of an answer in short parts: other threads can't run while one is written."""
+    output, step = _OUTPUTS[asked.output_dtype], max(1, _WRITTEN_VALUES // model.encoder.dimensions)
+    before = b'{"object":"list","data":['
+    for start in range(0, len(encoded.vectors), step):
+        own = encoded.vectors[start : start + step]
         vectors = model.encoder.finished(own, dimensions=asked.dimensions, output=output)
-        rows = [base64.b64encode(row.tobytes()).decode() for row in vectors] if in_base64 else vectors.tolist()
+        in_base64 = asked.encoding_format == "base64"
+        rows = [base64.b64encode(row).decode() for row in vectors] if in_base64 else vectors.tolist()
         places = enumerate(rows, start)
-        parts.append(to_json([{"object": "embedding", "index": n, "embedding": row} for n, row in places])[1:-1])
+        data = [{"object": "embedding", "index": place, "embedding": row} for place, row in places]
+        yield before + to_json(data)[1:-1]
+        before = b","
     usage = {"prompt_tokens": encoded.tokens, "total_tokens": encoded.tokens}
-    rest = to_json({"model": model.name, "usage": usage})[1:]
-    return b"".join((b'{"object":"list","data":[', b",".join(parts), b"],", rest))
+    yield b"]," + to_json({"model": model.name, "usage": usage})[1:]
 
 
 def _add_status_routes(app: FastAPI, state: _ServerState) -> None:
@@ -276,13 +270,9 @@ def _add_status_routes(app: FastAPI, state: _ServerState) -> None:
             raise _RequestError(503, "a worker has stopped; restart the server", code="stopped")
         return {"status": "ok", "models": names}
 
-    plain = {"content": {_CONTENT_TYPE: {"schema": {"type": "string"}}}}
+    text = {"content": {_CONTENT_TYPE: {"schema": {"type": "string"}}}}
+    found: dict[int | str, dict[str, Any]] = {200: text, 401: _ERRORS[401]}
 
-    @app.get(
-        "/metrics",
-        summary="Metrics for Prometheus",
-        response_class=Response,
-        responses={200: plain, 401: _ERRORS[401]},
-    )
+    @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response, responses=found)
     async def metrics() -> Response:
         return Response(state.metrics.text(), media_type=_CONTENT_TYPE)

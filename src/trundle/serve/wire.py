@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import Request, Response
@@ -14,11 +13,10 @@ from starlette.requests import ClientDisconnect
 
 from trundle.serve.settings import ServerSettings
 
-_T = TypeVar("_T")
 _Body = TypeVar("_Body", bound=BaseModel)
 _JSON = "application/json"
 _LARGE = 1 << 16
-"""Bodies and answers of more bytes than this are parsed and written in a thread."""
+"""Bodies of more bytes than this are parsed in a thread, and answers are sent in parts of this size."""
 _MOST_IGNORED = 64 << 20
 _DISCONNECTED = 499
 """The usual status for a client that disconnected; no client receives it."""
@@ -131,12 +129,7 @@ async def _parse_body(request: Request, kind: type[_Body], settings: ServerSetti
         other = f"send the body as {_JSON} and say so in the Content-Type header"
         raise _RequestError(415, other, code="wrong_content_type")
     raw = await _read_body(request, most_bytes=settings.most_bytes, seconds=settings.body_timeout)
-    return await _in_thread(len(raw) > _LARGE, partial(_parse, kind, raw))
-
-
-async def _in_thread(large: bool, work: Callable[[], _T]) -> _T:
-    """Runs work that takes long for a large request in a thread, so that the others do not wait for it."""
-    return await asyncio.to_thread(work) if large else work()
+    return await asyncio.to_thread(_parse, kind, raw) if len(raw) > _LARGE else _parse(kind, raw)
 
 
 async def _read_body(request: Request, *, most_bytes: int, seconds: float) -> bytes:
