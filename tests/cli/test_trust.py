@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "model"),
     "evaluate": ("evaluate", "model", "--teacher", "safe", *TEXTS),
     "evaluate, teacher": ("evaluate", "safe", "--teacher", "model", *TEXTS),
+    "bench": ("bench", "safe", "model", "--rounds", "1", "--seconds", "0.01"),
     "pair": ("pair", "model", "--teacher", "safe", *OUT),
     "pair, teacher": ("pair", "safe", "--teacher", "model", *OUT),
     "export": ("export", "model", *OUT),

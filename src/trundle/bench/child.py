@@ -82,14 +82,16 @@ def _loader(engine: str) -> _LoadModel:
     return partial(_load_graph, graph=engine)
 
 
-def _load_torch(model: str, *, threads: int, batch_size: int) -> _LoadedModel:
+def _load_torch(
+    model: str, *, threads: int, batch_size: int, trust_remote_code: bool = False
+) -> _LoadedModel:
     import torch
 
     from trundle.model.encode import embedder
     from trundle.model.load import load
 
     torch.set_num_threads(threads)  # torch does not always follow the environment's threads
-    loaded = load(model)
+    loaded = load(model, trust_remote_code=trust_remote_code)
     limit = loaded.max_seq_length
     places = (Path(model).expanduser(), Path(str(getattr(loaded.transformers_model, "name_or_path", ""))))
     return _LoadedModel(
@@ -101,8 +103,8 @@ def _load_torch(model: str, *, threads: int, batch_size: int) -> _LoadedModel:
     )
 
 
-def _load_graph(model: str, *, threads: int, batch_size: int, graph: str) -> _LoadedModel:  # noqa: ARG001
-    """Load one graph of an exported folder; the runtime chooses its own batches."""
+def _load_graph(model: str, *, threads: int, graph: str, **_unused: object) -> _LoadedModel:
+    """Load one graph of an exported folder; the runtime chooses its own batches, and a graph has no code."""
     from trundle.runtime.encoder import Encoder
 
     encoder = Encoder(model, graph=graph, threads=threads)
@@ -195,7 +197,9 @@ class _RequestHandler:
         self._texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
         load_model = self._find_loader(engine)
         started = time.perf_counter()
-        loaded = load_model(request["model"], threads=request["threads"], batch_size=self._batch_size)
+        given = {"threads": request["threads"], "batch_size": self._batch_size}
+        trust = {"trust_remote_code": True} if request.get("trust") else {}
+        loaded = load_model(request["model"], **given, **trust)
         seconds = time.perf_counter() - started
         self._encode = {"short": loaded.embedder.query, "long": loaded.embedder.document}
         first = loaded.embedder.query(self._texts["short"][:1])

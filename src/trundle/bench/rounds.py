@@ -68,6 +68,7 @@ class _BenchedModel:
 
     model: str
     engine: str
+    trust: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
@@ -86,6 +87,7 @@ def bench(
     options: BenchOptions | None = None,
     all_engines: bool = False,
     only: Mapping[str, str] | None = None,
+    trust_remote_code: bool = False,
     progress: Progress = SILENT,
 ) -> BenchResult:
     """Measure models in one run; the first is the baseline that the others are compared with.
@@ -111,7 +113,7 @@ def bench(
         long_mean_words=_mean_words(work.long),
     )
     entries = [
-        _BenchedModel(model=model, engine=engine)
+        _BenchedModel(model=model, engine=engine, trust=trust_remote_code)
         for model in models
         for engine in ([only[model]] if only else _engines_of(model) if all_engines else ["torch"])
     ]
@@ -188,6 +190,7 @@ def _load_request(entry: _BenchedModel, texts: Path, settings: _BenchSettings) -
         "ask": "open",
         "model": entry.model,
         "engine": entry.engine,
+        "trust": entry.trust,
         "texts": str(texts),
         "threads": settings.threads,
         "batch_size": settings.batch_size,

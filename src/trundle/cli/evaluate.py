@@ -17,16 +17,13 @@ from trundle.cli.console import (
     _curve,
     _Data,
     _Force,
-    _Json,
     _Model,
-    _Quiet,
     _Seed,
     _several,
     _show,
     _show_json,
     _show_table,
     _TeacherModel,
-    terminal,
 )
 from trundle.cli.tables import (
     _compare_scores,
@@ -209,14 +206,13 @@ def _show_comparison(found: Comparison, teacher: str | None) -> None:
 
 
 def bench(
+    flags: _CommonFlags,
     models: Annotated[list[str], Argument(help="Model folders or hub names; the first is the reference.")],
     data: _Data = None,
     rounds: Annotated[int, Option(help="How many times each metric is measured.")] = 5,
     seconds: Annotated[float, Option(help="Seconds per metric and round.")] = 0.5,
     batch_size: Annotated[int, Option(help="Texts per batch when throughput is measured.")] = 32,
     threads: Annotated[int | None, Option(help="Threads for each model; default: all cores.")] = None,
-    as_json: _Json = False,
-    quiet: _Quiet = False,
 ) -> None:
     """Compare speed, latency, memory and size of models.
 
@@ -236,9 +232,10 @@ def bench(
         texts=texts,
         options=BenchOptions(rounds=rounds, seconds=seconds, batch_size=batch_size, threads=threads),
         all_engines=True,
-        progress=terminal(quiet=quiet or as_json),
+        trust_remote_code=flags.trust,
+        progress=flags.progress(),
     )
-    if as_json:
+    if flags.as_json:
         _show_json(result.as_dict())
         return
     _show_table(rows(result))

@@ -78,6 +78,7 @@ def make_report(
             texts=[text.text for text in read] or None,
             options=BenchOptions(rounds=3, seconds=0.4),
             only={name: _TORCH} | {run.folder: run.form.engine for run in runs},
+            trust_remote_code=trust_remote_code,
             progress=progress,
         )
     speeds, machine = _speeds(name, runs, speed) if speed else ({}, "")
