@@ -3,11 +3,12 @@
     python benchmarks/hostile.py load MODEL [--requests 100000] [--clients 8] [--share 0.01] [--rate 200]
     python benchmarks/hostile.py fuzz MODEL [--seconds 60] [--seed 0]
 
-load  honest clients send short texts, first alone and then beside hostile clients, which send `--share` of
-      all requests: huge texts, many texts, slow and half requests, endless headers, wrong hosts and types,
-      answers that nobody reads, and cancelled requests. Prints the ratio of the honest p99, the wrong and
-      missing answers, the server's memory over time, and what hostile clients got. With `--rate`, honest
-      clients send that many requests per second together; 0 sends one when the last one is answered
+load  honest clients send short texts, alone and beside hostile clients in turn, five times, so that other
+      work on the machine slows both. Hostile clients send `--share` of all requests: huge texts, many texts,
+      slow and half requests, endless headers, wrong hosts and types, answers that nobody reads, and cancelled
+      requests. Prints the ratio of the honest p99, the wrong and missing answers, the server's memory over
+      time, and what hostile clients got. With `--rate`, honest clients send that many requests per second
+      together; 0 sends one when the last one is answered
 fuzz  random and mutated bytes on raw connections. Prints how many were sent, the statuses, and whether the
       server still gives the right vector with as many open files as before
 """
@@ -200,24 +201,26 @@ def load(options: argparse.Namespace) -> None:
     truth, sent = Encoder(options.model).encode(texts), [request_bytes(text) for text in texts]
     words = ("-m", "trundle", "serve", options.model, "--port", "0", "-q")
     with running_server(*words) as (port, pid):
-        quiet = max(500, options.requests // 10)
-        asyncio.run(honest(port, options, quiet // 4, truth, sent))
-        before, began = memory_of(pid), time.perf_counter()
-        alone, wrong = asyncio.run(honest(port, options, quiet, truth, sent))
-        options.quiet_rate = len(alone) / (time.perf_counter() - began)
-        print(
-            f"alone: {len(alone):,} answers, {sum(wrong.values())} wrong; {milliseconds(alone)}", flush=True
-        )
-        rows, mistakes, got, sizes = list[float](), Counter[str](), Counter[str](), [before]
-        rng, part = random.Random(options.seed), options.requests // 5
+        quiet = max(500, options.requests // 50)
+        asyncio.run(honest(port, options, quiet, truth, sent))
+        alone, rows, mistakes, got = list[float](), list[float](), Counter[str](), Counter[str]()
+        rng, part, sizes = random.Random(options.seed), options.requests // 5, [memory_of(pid)]
         for _ in range(5):
+            began = time.perf_counter()
+            times, wrong = asyncio.run(honest(port, options, quiet, truth, sent))
+            options.quiet_rate = len(times) / (time.perf_counter() - began)
+            print(f"alone: {milliseconds(times)}", flush=True)
+            alone += times
+            mistakes += wrong
             times, wrong, answers = asyncio.run(beside_hostile(port, options, part, truth, sent, rng))
+            print(f"beside hostile clients: {milliseconds(times)}", flush=True)
             rows += times
             mistakes += wrong
             got += answers
             sizes.append(memory_of(pid))
         total = f"{len(rows):,} honest answers and {sum(got.values()):,} hostile requests"
-        print(f"beside hostile clients: {total}; {milliseconds(rows)}")
+        print(f"alone, all: {len(alone):,} answers; {milliseconds(alone)}")
+        print(f"beside hostile clients, all: {total}; {milliseconds(rows)}")
         ratio = _percentile(rows, 99) / _percentile(alone, 99)
         print(f"honest p99: {ratio:.2f} of the quiet one; wrong or missing: {dict(mistakes) or 0}")
         print("memory of the server, MB: " + ", ".join(f"{size:.0f}" for size in sizes))
