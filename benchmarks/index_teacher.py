@@ -130,11 +130,12 @@ def write(texts: Sequence[Any], vectors: Json, path: Path) -> str:
 
 def align(options: argparse.Namespace, table: str, steps: int) -> Any:
     from trundle.model.encode import embedder
+    from trundle.pipeline.compress import run_recipe
+    from trundle.pipeline.run import Request
     from trundle.recipe import make_recipe
-    from trundle.search.compressing import compress
 
     wanted = {"teacher": table, "steps": steps, "batch_size": options.batch_size, "schedule": "cosine"}
-    made = compress(options.student, make_recipe([("align", wanted)], name="align"))
+    made = run_recipe(Request(source=options.student), make_recipe([("align", wanted)], name="align"))
     return embedder(made.model, name="student")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from compressing import compress
 from trundle.data.corpus import Corpus, as_texts
 from trundle.data.environment import _Documented, environment_pairs, installed_packages, split_by_package
 from trundle.evaluate.scoring import evaluate
@@ -17,7 +18,6 @@ from trundle.model.cost import cost
 from trundle.model.load import load
 from trundle.model.save import weight_bytes
 from trundle.recipe import parse_recipe
-from trundle.search.compressing import compress
 
 BARE = "steps: [depth: {keep: 3, heal: none}]"
 RECIPE = "steps: [depth: {keep: 3}, align: {steps: 0}]"

@@ -32,43 +32,15 @@ if TYPE_CHECKING:
     from trundle.recipe import read_recipe as read_recipe
     from trundle.runtime.encoder import Encoder as Encoder
 
+_API = ["SmallModel", "check_index", "compress", "distill", "evaluate_model", "export_model", "narrow"]
 _HOMES = {
     "Encoder": "trundle.runtime.encoder",
-    "SmallModel": "trundle.api",
-    "check_index": "trundle.api",
-    "compress": "trundle.api",
-    "distill": "trundle.api",
-    "evaluate_model": "trundle.api",
-    "export_model": "trundle.api",
     "load": "trundle.model.load",
-    "make_recipe": "trundle.recipe",
-    "narrow": "trundle.api",
-    "parse_recipe": "trundle.recipe",
-    "prune_layers": "trundle.api",
-    "prune_vocabulary": "trundle.api",
-    "prune_weights": "trundle.api",
     "read_corpus": "trundle.data.corpus",
-    "read_recipe": "trundle.recipe",
+    **dict.fromkeys(("make_recipe", "parse_recipe", "read_recipe"), "trundle.recipe"),
+    **dict.fromkeys((*_API, "prune_layers", "prune_vocabulary", "prune_weights"), "trundle.api"),
 }
-__all__ = [
-    "Encoder",
-    "SmallModel",
-    "TrundleError",
-    "check_index",
-    "compress",
-    "distill",
-    "evaluate_model",
-    "export_model",
-    "load",
-    "make_recipe",
-    "narrow",
-    "parse_recipe",
-    "prune_layers",
-    "prune_vocabulary",
-    "prune_weights",
-    "read_corpus",
-    "read_recipe",
-]
+__all__ = ["TrundleError", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

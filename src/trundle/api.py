@@ -30,7 +30,6 @@ from trundle.evaluate.scoring import find_tasks
 from trundle.export.exporting import export_model as write_graph
 from trundle.export.open import open_embedder, open_sides
 from trundle.export.quantise import ExportOptions
-from trundle.folders import absolute_name
 from trundle.index.readers import open_reader
 from trundle.methods import METHODS
 from trundle.model.encode import embedder
@@ -42,7 +41,8 @@ from trundle.recipe import Recipe, read_recipe, single
 from trundle.records import read_lineage
 from trundle.report.report import make_report, write_report
 from trundle.runtime.encoder import Encoder
-from trundle.search.compressing import compress as compress_model
+from trundle.search.limits import MINUTES, TeacherOptions
+from trundle.search.search import compress_to_budget
 from trundle.search.trials import Outcome
 
 Model = str | Path | SentenceTransformer
@@ -53,8 +53,9 @@ Texts = str | Path | Corpus | Iterable[str | Path | Mapping[str, Any]]
 _BUDGET = "4x"
 _TEACHER = "teacher"
 _IN_MEMORY = "texts in memory"
-_COLUMNS = {"text_column": "texts", "vector_column": "vectors"}
-"""Options of the index whose names the search shortens."""
+_TAUGHT = {"text_column": "texts", "vector_column": "vectors", "teacher_model": "model"}
+_TAUGHT |= {"teacher_calls": "calls", "table": "table", "rows": "rows", "queries": "queries"}
+"""Options of the index and the teacher, and what the search calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,14 +172,28 @@ def compress(
     if recipe is not None and not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
     corpus = _corpus(texts, seed, shown)
-    named = {_COLUMNS.get(name, name): value for name, value in options.items()}
-    named |= {"output": _output(output), "corpus": corpus, "progress": shown}
+    request = Request(
+        source=_named(model) if recipe is None or isinstance(model, Path) else model,
+        output=_output(output),
+        corpus=corpus,
+        seed=seed,
+        replace=options.get("replace", False),
+        pair=options.get("pair", False),
+        progress=shown,
+    )
     if recipe is not None:
         if budget is not None or index is not None:
             raise BadInput("a recipe takes no budget and no index; pass one or the other")
-        source = str(model) if isinstance(model, Path) else model
-        return _result(compress_model(source, recipe, **named), corpus, seed)  # type: ignore[call-overload]
-    outcome = compress_model(_named(model), budget=budget or _BUDGET, index=index, **named)  # type: ignore[call-overload]
+        return _result(run_recipe(request, recipe), corpus, seed)
+    given: dict[str, Any] = {own: options.get(name) for name, own in _TAUGHT.items()}
+    outcome = compress_to_budget(
+        request,
+        [budget or _BUDGET] if isinstance(budget, str | None) else budget,
+        minutes=options.get("minutes", MINUTES),
+        students=options.get("students", ()),
+        teacher_options=TeacherOptions(index=index, **given),
+    )
+    assert outcome.run is not None
     return replace(_result(outcome.run, corpus, seed), outcome=outcome)
 
 
@@ -439,8 +454,7 @@ def check_index(
         if isinstance(model, SentenceTransformer):
             small = embedder(model, name="model")
         else:
-            name = absolute_name(str(model))
-            small = open_sides(name, progress=shown)[0].embedder(name)
+            small = open_sides(str(model), progress=shown)[0].embedder(str(model))
         return check_rows_of(
             reader,
             small,

@@ -22,6 +22,7 @@ from trundle.errors import BadModel
 
 _DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _NOT_DOWNLOADED = ["onnx/*", "openvino/*", "original/*"]
+_MODEL_FILES = ("modules.json", "config.json", "encoder.json", "query/encoder.json")
 
 _CacheKind = Literal["answers", "graphs", "runs", "speed", "steps", "targets", "texts", "tokens", "trials"]
 
@@ -77,9 +78,11 @@ _FULL_NAMES = {
 
 
 def check_name(name: str) -> None:
-    """Rejects what is neither a folder nor could be a hub name; nothing is looked up."""
+    """Rejects what is neither a model's folder nor could be a hub name; nothing is looked up."""
     path = Path(name).expanduser()
     if path.is_dir():
+        if not any((path / file).is_file() for file in _MODEL_FILES):
+            raise BadModel(f"{name} has neither modules.json nor config.json; pass a model folder")
         return
     if path.is_file():
         raise BadModel(f"{name} is a file; pass the model's folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -266,28 +267,86 @@ def test_invalid_input_gives_one_sentence_and_exits_2(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["depth", "MODEL", "--keep", "2", "-o", "OUT", "--data", "missing.txt"],
-        ["compress", "MODEL", "--budget", "12 quarts", "-o", "OUT", "--data", "HERE"],
-        ["compress", "MODEL", "-o", "HERE", "--data", "HERE"],
-        ["export", "no/such/model", "-o", "OUT"],
-        ["evaluate", "MODEL", "--teacher", "MODEL", "--data", "missing.txt"],
-    ],
-)
-def test_cheap_checks_come_before_torch(words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("a text\n")
-    (tmp_path / "model").mkdir()
-    places = {"MODEL": str(tmp_path / "model"), "OUT": str(tmp_path / "out"), "HERE": str(tmp_path)}
+MISTAKES = {
+    "compress MODEL --data FEW --budget 4x -o OUT": "are too few to learn from; pass at least 200",
+    "compress no/such-model --data MANY -o OUT": "the model hub can't be reached",
+    "compress EMPTY --data MANY -o OUT": "has neither modules.json nor config.json",
+    "compress MODEL --budget 12quarts -o OUT --data MANY": "is not a budget",
+    "compress MODEL -o MODEL --data MANY": "is an input of this command",
+    "compress MODEL --data MANY --student no/such -o OUT": "the model hub can't be reached",
+    "compress MODEL --data MANY --queries MANY -o OUT": "--queries goes with --index",
+    "compress MODEL --index nowhere.parquet --data MANY -o OUT": "leave --data out",
+    "compress --index nowhere.parquet --budget 9MB -o OUT": "there is no index 'nowhere.parquet'",
+    "compress --index ftp://x --budget 9MB -o OUT": "ftp:// is not an index that trundle reads",
+    "compress http://127.0.0.1:1/v1 --data MANY --budget 9MB -o OUT": "with --teacher-model",
+    "compress MODEL --recipe leaf -o OUT": "align trains on texts",
+    "align MODEL --data MANY -o OUT": "name it with --teacher",
+    "distill MODEL --data MANY -o OUT": "name it with --teacher",
+    "align MODEL --teacher no/such --data MANY -o OUT": "the model hub can't be reached",
+    "align MODEL --teacher no.parquet -o OUT": "there is no file 'no.parquet'",
+    "align MODEL --teacher MODEL --data MANY --augment nope -o OUT": "there is no augmentation 'nope'",
+    "contrast MODEL -o OUT": "trains on labelled tuples; pass them with --data",
+    "contrast MODEL --data MANY -o OUT": "has no column known as the query",
+    "finetune MODEL --data MANY -o OUT": "has no column known as the label",
+    "depth MODEL --keep 2 -o OUT --data missing.txt": "there is no file or folder 'missing.txt'",
+    "depth MODEL -o OUT": "choose how many layers to keep",
+    "depth MODEL --keep 2 --drop 1/2 -o OUT": "keep and drop exclude each other",
+    "vocabulary MODEL --data MANY -o OUT": "choose how much to keep",
+    "width MODEL --widths 2 --data MANY -o OUT": "widths are shares under 1",
+    "weights MODEL --sparsity 50% -o OUT": "pass the domain data with --domain FILE",
+    "weights MODEL --domain missing.jsonl --sparsity 50% -o OUT": "'missing.jsonl'; check the path",
+    "inspect EMPTY": "has neither modules.json nor config.json",
+    "inspect MODEL --layers --data MANY": "has no column known as the query",
+    "evaluate MODEL --teacher MODEL --data MANY": "would be compared with itself",
+    "evaluate MODEL --teacher EMPTY --data MANY": "has neither modules.json nor config.json",
+    "evaluate MODEL --tasks sts --graph nope": "there are no graphs 'nope'",
+    "bench no/such": "the model hub can't be reached",
+    "report EMPTY": "has no trundle.json",
+    "export no/such/model -o OUT": "there is no folder 'no/such/model'",
+    "export MODEL --int8 -o OUT": "pass them with --data",
+    "export MODEL --to openvino --int4 --data MANY -o OUT": "there are no int4 graphs for openvino",
+    "serve EMPTY": "has neither modules.json nor config.json",
+    "pair MODEL --teacher no/such -o OUT": "the model hub can't be reached",
+    "pair MODEL --teacher MODEL -o FULL": "already exists",
+    "index build MODEL --data MANY -o qdrant://x/y": "can't be built; pass a folder",
+    "index build MODEL --data MANY -o FULL": "holds other files",
+    "targets build EMPTY --data MANY -o OUT": "has neither modules.json nor config.json",
+    "targets build MODEL --data MANY -o FULL": "holds other files",
+    "demo -o FULL": "already exists",
+}
+
+
+def test_mistakes_are_found_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("a text\n")
+    (tmp_path / "many.txt").write_text("\n".join(f"text {number}" for number in range(300)))
+    for name in ("model", "empty", "full"):
+        (tmp_path / name).mkdir()
+    for file in ("model/config.json", "full/notes.txt"):
+        (tmp_path / file).write_text("{}")
+    places = {name.upper(): str(tmp_path / name) for name in ("model", "empty", "full", "out")}
+    places |= {"FEW": str(tmp_path / "few.txt"), "MANY": str(tmp_path / "many.txt")}
     code = (
-        "import sys\nfrom trundle.cli.app import main\ntry:\n    main()\nexcept SystemExit as end:\n"
-        "    assert end.code == 2, end.code\nassert 'torch' not in sys.modules\n"
+        "import contextlib, io, json, sys\nfrom trundle.cli.app import main\n"
+        "for words in json.load(sys.stdin):\n    sys.argv, said = ['trundle', *words], io.StringIO()\n"
+        "    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):\n        main()\n"
+        "    print(json.dumps(said.getvalue()))\n"
+        "    assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), words\n"
     )
-    given = [places.get(word, word) for word in words]
-    ended = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    given = json.dumps([[places.get(word, word) for word in words.split()] for words in MISTAKES])
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRUNDLE_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("\n") == 1
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    for (words, expected), found in zip(MISTAKES.items(), said, strict=True):
+        assert expected in found, words
+        assert found.count("\n") == 1, words
 
 
 def test_distill_is_another_name_of_align(run: Callable[..., tuple[int, str, str]]) -> None:
@@ -325,7 +384,7 @@ def test_an_interrupt_gives_one_sentence_and_exits_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trundle.model.load.model_folder", interrupted)
+    monkeypatch.setattr("trundle.cli.console.model_folder", interrupted)
     code, out, err = run("inspect", "anything")
     assert (code, out) == (130, "")
     assert err == "trundle: interrupted; run the same command again to resume\n"
@@ -337,7 +396,7 @@ def test_internal_failures_exit_1(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("trundle.model.load.model_folder", broken)
+    monkeypatch.setattr("trundle.cli.console.model_folder", broken)
     code, _, err = run("inspect", "anything")
     assert code == 1
     assert "trundle itself failed (RuntimeError: a bug)" in err

@@ -48,7 +48,10 @@ def test_build_search_and_check(
         (("index", "search", str(tmp_path / "no"), "a"), "there is no index"),
         (("index", "check", model, "--against", index, "--table", "t"), "leave out its table"),
         (("index", "build", model, "--data", "missing.txt", "-o", index), "missing.txt"),
-        (("index", "check", "no-such-model", "--against", "http://localhost:6333"), "pass postgresql://"),
+        (
+            ("index", "check", "no-such-model", "--against", "http://localhost:6333"),
+            "trundle index read --help",
+        ),
         (("index", "read", index, "-o", str(data)), "does not end in .parquet"),
     ):
         code, _, err = run(*words)

@@ -357,8 +357,8 @@ def test_postgres_that_wants_another_password(postgres: Any) -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("mysql://me:Geheim@host/db", r"mysql:// is not an index that trundle reads; pass postgresql://"),
-        ("http://localhost:6333", r"http:// is not an index that trundle reads; pass .*qdrant://host:6333"),
+        ("mysql://me:Geheim@host/db", r"mysql:// is not an index .* .Postgres, .*; see trundle index read"),
+        ("http://localhost:6333", r"http:// is not an index that trundle reads"),
         ("postgresql://me:Geheim@host/db?wrong=1", "address is not valid"),
         ("postgresql://me:Geheim/7@host/db", "write / . and # in a password as %2F"),
         ("qdrant://me:Geheim@host:port/db", "address is not valid"),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import pico
+from compressing import compress
 from trundle.data.corpus import read_corpus
 from trundle.methods.align import align
 from trundle.recipe import parse_recipe
-from trundle.search.compressing import compress
 
 
 @pytest.mark.parametrize(("keep", "rate"), [(0, 1e-3), (2, 1e-4)])

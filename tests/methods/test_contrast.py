@@ -14,6 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
+from compressing import compress
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
@@ -24,7 +25,6 @@ from trundle.model.save import save
 from trundle.model.surgery import transformer_of
 from trundle.recipe import make_options, parse_recipe
 from trundle.records import Lineage
-from trundle.search.compressing import compress
 
 PicoModel = Callable[[str], SentenceTransformer]
 SHORT = {"steps": 2, "batch_size": 4, "warmup": 0}

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 import pico
+from compressing import compress
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
@@ -22,7 +23,6 @@ from trundle.methods.contract import Applied, Context
 from trundle.methods.finetune.finetune import _make_head_task
 from trundle.recipe import make_options, parse_recipe, single
 from trundle.records import read_lineage
-from trundle.search.compressing import compress
 
 PicoModel = Callable[[str], SentenceTransformer]
 TOOL = METHODS["finetune"]

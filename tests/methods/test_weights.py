@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import pico
+from compressing import compress
 from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
@@ -21,7 +22,6 @@ from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.recipe import make_options, parse_recipe, read_recipe
 from trundle.records import WeightMap
-from trundle.search.compressing import compress
 
 TOOL = METHODS["weights"]
 

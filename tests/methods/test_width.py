@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 import pico
+from compressing import compress
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadModel, BadRecipe, ImpossibleCut
 from trundle.methods import METHODS
@@ -27,7 +28,6 @@ from trundle.model.load import load
 from trundle.model.surgery import transformer_of
 from trundle.pipeline.run import Run
 from trundle.recipe import make_options, parse_recipe, single
-from trundle.search.compressing import compress
 
 WIDTH = METHODS["width"]
 ALIGNED: dict[str, Any] = {"widths": "1/2,1/4", "steps": 3, "batch_size": 8}

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 import pico
+from compressing import compress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, BadModel
 from trundle.export import int8
@@ -34,7 +35,6 @@ from trundle.model.matrices import (
 )
 from trundle.recipe import single
 from trundle.runtime.encoder import Encoder
-from trundle.search.compressing import compress
 
 onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")

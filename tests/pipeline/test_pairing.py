@@ -11,6 +11,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
+from compressing import compress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput
 from trundle.evaluate.scoring import evaluate
@@ -19,7 +20,6 @@ from trundle.model.heads import paired
 from trundle.pipeline.pair import _share_a_space, pair
 from trundle.recipe import parse_recipe
 from trundle.records import read_lineage
-from trundle.search.compressing import compress
 
 LONG = " ".join(pico.TEXTS)
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 import pico
+from compressing import compress
 from recorded_progress import RecordedProgress
 from trundle.cache import cache_folder
 from trundle.data.corpus import Corpus, read_corpus
@@ -29,7 +30,6 @@ from trundle.pipeline.compress import compare_held_out, run_recipe
 from trundle.pipeline.run import Request, Run
 from trundle.recipe import parse_recipe, read_recipe, single
 from trundle.records import read_lineage
-from trundle.search.compressing import compress
 from trundle.teacher.targets import open_targets
 
 MANY = 140

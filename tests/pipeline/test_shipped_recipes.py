@@ -10,9 +10,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import pico
+from compressing import compress
 from trundle.data.corpus import Corpus, read_corpus
 from trundle.recipe import read_recipe, recipe_names
-from trundle.search.compressing import compress
 
 TRAINED = ("contrast.steps=2", "contrast.batch_size=4")
 ALIGNED = ("align.steps=2", "align.texts=40")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import pico
+from compressing import compress
 from trundle.data.corpus import read_corpus
 from trundle.recipe import parse_recipe
 from trundle.report.contents import _Report
 from trundle.report.report import make_report
-from trundle.search.compressing import compress
 
 RECIPE = """
 steps:

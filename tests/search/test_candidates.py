@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from compressing import compress
 from pico import TEXTS
 from trundle.data.corpus import read_corpus
 from trundle.errors import ImpossibleCut
@@ -23,7 +24,6 @@ from trundle.model.token_map import cut_with_map, read_vocabulary
 from trundle.recipe import parse_recipe
 from trundle.search import candidates
 from trundle.search.candidates import _edge, _list_candidates, _promise, _smallest
-from trundle.search.compressing import compress
 from trundle.search.limits import _Budget
 
 WIDTH = 32

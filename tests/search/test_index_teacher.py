@@ -14,6 +14,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import trundle
+from compressing import compress
 from live_server import running
 from pico import different_texts
 from recorded_progress import RecordedProgress
@@ -27,9 +28,8 @@ from trundle.recipe import make_recipe
 from trundle.records import PLANNING_FILE, read_lineage
 from trundle.runtime.encoder import Encoder
 from trundle.search import training_source
-from trundle.search.compressing import compress
+from trundle.search.limits import TeacherOptions
 from trundle.search.search import compress_to_budget
-from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import Outcome
 from trundle.serve.settings import open_served
 from trundle.teacher.labelling import build_targets

@@ -35,9 +35,9 @@ from trundle.runtime.encoder import Encoder
 from trundle.search import budget, candidates, search, trials
 from trundle.search.budget import _CLOSING, _Rung, _Timetable
 from trundle.search.candidates import _list_candidates
+from trundle.search.limits import TeacherOptions
 from trundle.search.prospects import _Prospects
 from trundle.search.search import compress_to_budget
-from trundle.search.training_source import TeacherOptions
 from trundle.search.trials import _Trials, _Tried
 from trundle.teacher.targets import find_targets
 

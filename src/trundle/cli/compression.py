@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from trundle.cli import tables
 from trundle.cli.console import (
-    _EXPERT,
+    _check_data,
     _CommonFlags,
+    _expert,
     _Force,
     _Json,
     _renamed,
@@ -26,9 +27,10 @@ from trundle.cli.console import (
     _TeacherModel,
 )
 from trundle.errors import BadInput, UserError
-from trundle.folders import write_atomic
+from trundle.folders import check_free, write_atomic
 from trundle.progress import Stopwatch, is_first
 from trundle.records import PLANNING_FILE
+from trundle.search.limits import MINUTES, TeacherOptions, parse_budget
 from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
@@ -79,30 +81,18 @@ def compress(
         str | None, Option(help="With --index and --teacher: a file of your users' queries.")
     ] = None,
     change: Annotated[
-        list[str] | None,
-        Option("--set", help="Change the recipe: method.option=value; repeatable.", rich_help_panel=_EXPERT),
+        list[str] | None, _expert("--set", help="Change the recipe: method.option=value; repeatable.")
     ] = None,
-    table: Annotated[
-        str | None, Option(help="The index's table or collection, if several.", rich_help_panel=_EXPERT)
-    ] = None,
+    table: Annotated[str | None, _expert(help="The index's table or collection, if several.")] = None,
     text_column: Annotated[
-        str | None,
-        Option(help="The index's column of texts, if it has no usual name.", rich_help_panel=_EXPERT),
+        str | None, _expert(help="The index's column of texts, if it has no usual name.")
     ] = None,
-    vector_column: Annotated[
-        str | None, Option(help="The index's column of vectors, if several.", rich_help_panel=_EXPERT)
-    ] = None,
+    vector_column: Annotated[str | None, _expert(help="The index's column of vectors, if several.")] = None,
     rows: Annotated[
-        int | None,
-        Option(min=100, help="Most rows to read of the index; default: 100,000.", rich_help_panel=_EXPERT),
+        int | None, _expert(min=100, help="Most rows to read of the index; default: 100,000.")
     ] = None,
     teacher_calls: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Most texts that an endpoint or --teacher gets; default: 5,000.",
-            rich_help_panel=_EXPERT,
-        ),
+        int | None, _expert(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000.")
     ] = None,
     texts: Annotated[str | None, Option(hidden=True)] = None,
     vectors: Annotated[str | None, Option(hidden=True)] = None,
@@ -119,19 +109,18 @@ def compress(
     if recipe is None:
         if change:
             raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
-        teacher_options: dict[str, Any] = {"index": index, "table": table}
-        teacher_options["texts"] = _renamed("--texts", "--text-column", texts, text_column)
-        teacher_options["vectors"] = _renamed("--vectors", "--vector-column", vectors, vector_column)
-        teacher_options |= {"model": teacher_model, "calls": teacher_calls, "queries": queries}
-        teacher_options |= {} if rows is None else {"rows": rows}
-        _run_budget(
-            model or teacher or "",
-            budget or [_BUDGET],
-            flags,
-            minutes=minutes,
-            students=student or [],
-            teacher_options=teacher_options,
+        taught = TeacherOptions(
+            index=index,
+            table=table,
+            texts=_renamed("--texts", "--text-column", texts, text_column),
+            vectors=_renamed("--vectors", "--vector-column", vectors, vector_column),
+            rows=rows,
+            model=teacher_model,
+            calls=teacher_calls,
+            queries=queries,
         )
+        limits = budget or [_BUDGET]
+        _run_budget(model or teacher or "", limits, flags, taught, minutes=minutes, students=student or [])
         return
     if index or teacher or queries or teacher_model:
         raise BadInput("--index and --teacher go with --budget; a recipe takes --set align.teacher=NAME")
@@ -176,6 +165,8 @@ def demo(
 
     The texts are the documentation of the installed Python packages; nothing is downloaded.
     """
+    if not (output / PLANNING_FILE).is_file():  # of an interrupted search, which may go on
+        check_free(output, replace=force)
     progress = flags.progress()
     from trundle.demo import run_demo
 
@@ -201,8 +192,14 @@ Report: {result.page}"""
 
 
 def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
-    flags.check(model)
-    request = flags.request(model)
+    read = [(call.method.name, name) for call in recipe.calls for name in call.method.reads(call.options)]
+    _check_data(name for method, name in read if method == "weights")
+    others = [name for method, name in read if method != "weights"]
+    flags.check(model, *others)
+    progress = flags.progress()
+    corpus = flags.corpus(progress)
+    recipe.check(corpus)
+    request = flags.request(model, corpus, progress, others)
     from trundle.pipeline.compress import run_recipe
 
     run = run_recipe(request, recipe)
@@ -224,30 +221,28 @@ def _run_budget(
     model: str,
     budget: Sequence[str],
     flags: _RunFlags,
+    taught: TeacherOptions,
     *,
     minutes: float | None,
     students: Sequence[str],
-    teacher_options: Mapping[str, Any] | None = None,
 ) -> None:
-    from trundle.search.limits import parse_budget
-
     began = time.monotonic()
-    parse_budget(budget, whole_bytes=1)
-    index = (teacher_options or {}).get("index")
-    if not model and not index:
-        raise BadInput("name what to compress: a model, or an index with --index")
-    if not flags.data and not index and teacher_kind(model) in ("model", "endpoint"):
-        raise BadInput("the small model learns from texts; pass them with --data")
+    parse_budget(budget, whole_bytes=1 if model and teacher_kind(model) == "model" else None)
     searched_before = flags.output is not None and (flags.output / PLANNING_FILE).is_file()
     # An interrupted search may go on in its own folder, which only the search itself can recognise.
     replace(flags, force=flags.force or searched_before).check(model, *students)
-    request = flags.request(model)
-    from trundle.search.search import MINUTES, compress_to_budget
-    from trundle.search.training_source import TeacherOptions
+    watch = Stopwatch(flags.progress(), began)
+    corpus = flags.corpus(watch)
+    with watch.task("reading the texts", None):
+        taught.check(model, corpus, pair=flags.pair)
+        if taught.index is not None:
+            opened = taught.open_index(
+                minutes=minutes or MINUTES, seed=flags.seed, fresh=flags.fresh, progress=watch
+            )
+            taught = replace(taught, opened=opened)
+    request = flags.request(model, corpus, watch, students)
+    from trundle.search.search import compress_to_budget
 
-    taught = TeacherOptions(**(teacher_options or {}))
-    watch = Stopwatch(request.progress, began)
-    request = replace(request, progress=watch)
     outcome = compress_to_budget(
         request, budget, minutes=minutes or MINUTES, students=students, teacher_options=taught
     )

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import (
@@ -35,13 +36,15 @@ from rich.table import Table
 from typer import Argument, Option
 from typer.models import OptionInfo
 
-from trundle.cache import check_name
+from trundle.cache import check_name, model_folder
 from trundle.errors import BadInput
 from trundle.folders import check_free
+from trundle.precision import FORMATS
 from trundle.progress import SILENT, Advance, Progress, is_first
 from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
     from trundle.pipeline.run import Request
 
 _QUIETER_LIBRARIES = {
@@ -54,6 +57,7 @@ _BAR_WIDTH = 24
 _SECONDS_BETWEEN_LINES = 10.0
 _T = TypeVar("_T")
 _EXPERT = "Expert options"
+_expert = partial(Option, rich_help_panel=_EXPERT)
 
 _FORMATS = (
     ".txt .jsonl .csv .tsv .parquet, a folder, or 'environment' (the docs of installed packages); repeatable."
@@ -261,22 +265,31 @@ class _RunFlags(_CommonFlags):
     ] = False
 
     def check(self, *models: str) -> None:
-        """Rejects what can be rejected without importing torch: outputs, data files and model folders."""
+        """Rejects a missing or existing output, one that holds one of the `models`, and missing data."""
         if self.output is None and not self.dry_run:
             raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
         _check_data(self.data or [])
-        for model in filter(None, models):
-            _check_model(model)
+        for name in filter(None, models):
+            if teacher_kind(name) == "model":
+                check_name(name)
         if self.output is not None and not self.dry_run:
             check_free(self.output, replace=self.force, read=[*filter(None, models)])
 
-    def request(self, model: str) -> Request:
-        """Returns the request for `model`, with its texts; call `check` first."""
-        progress = self.progress()
+    def corpus(self, progress: Progress) -> Corpus | None:
+        """Returns the texts of --data; call `check` first."""
+        if not self.data:
+            return None
         from trundle.data.corpus import read_corpus
 
-        corpus = read_corpus(self.data, seed=self.seed, progress=progress) if self.data else None
-        from trundle.pipeline.run import Request  # only now, because it imports torch
+        return read_corpus(self.data, seed=self.seed, progress=progress)
+
+    def request(
+        self, model: str, corpus: Corpus | None, progress: Progress, others: Iterable[str] = ()
+    ) -> Request:
+        """Returns the request for `model`, if it and the `others` are there; imports torch."""
+        for name in (model, *others):
+            _check_teacher(name, trust=self.trust)
+        from trundle.pipeline.run import Request
 
         return Request(
             source=model,
@@ -297,13 +310,37 @@ def _check_data(sources: Iterable[str]) -> None:
     for source in sources:
         path = source.rpartition("::")[0] if "::" in source else source
         if source != "environment" and "://" not in path and not Path(path).expanduser().exists():
-            raise BadInput(f"there is no file or folder {path!r}; check the path of --data")
+            raise BadInput(f"there is no file or folder {path!r}; check the path")
 
 
-def _check_model(name: str) -> None:
-    """Rejects what can't be a model's name; a hub name is looked up later, and so is another teacher."""
-    if teacher_kind(name) == "model":
-        check_name(name)
+def _check_models(*names: str, trust: bool) -> None:
+    """Rejects a folder without a model, and a hub name that can't be found; others are downloaded.
+
+    Call it after the other checks, and before torch is imported.
+    """
+    for name in names:
+        model_folder(name, trust_remote_code=trust)
+
+
+def _check_teacher(name: str | None, *, trust: bool) -> None:
+    """Rejects a model, table or index that is not there; an endpoint is not asked."""
+    kind = teacher_kind(name) if name else None
+    if name and kind == "model":
+        _check_models(name, trust=trust)
+    elif name and kind == "table" and not Path(name).is_file():
+        raise BadInput(f"there is no file {name!r}; check the path")
+    elif name and kind == "index":
+        from trundle.index.readers import check_place
+
+        check_place(name)
+
+
+def _check_graph(name: str | None) -> None:
+    """Rejects a graph that no export writes."""
+    parts = set() if name in (None, "fastest") else set(str(name).split("-"))
+    if not any(parts <= {row.engine, row.precision} for row in FORMATS):
+        known = ", ".join(row.name for row in FORMATS)
+        raise BadInput(f"there are no graphs {name!r}; use one of {known}")
 
 
 def _several(words: Iterable[str] | None) -> list[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from trundle.cli.console import (
-    _EXPERT,
     _check_data,
-    _check_model,
+    _check_graph,
+    _check_models,
     _CommonFlags,
     _Data,
+    _expert,
     _Force,
     _Graph,
     _Model,
@@ -27,6 +29,7 @@ from trundle.cli.console import (
 from trundle.cli.tables import _count, _exported
 from trundle.errors import BadInput
 from trundle.folders import check_free
+from trundle.precision import graph_format
 
 if TYPE_CHECKING:
     from trundle.precision import EngineName, Precision
@@ -63,20 +66,12 @@ def export(
         ),
     ] = None,
     force: _Force = False,
-    max_cosine_loss: Annotated[float | None, Option(help=_COSINE_HELP, rich_help_panel=_EXPERT)] = None,
+    max_cosine_loss: Annotated[float | None, _expert(help=_COSINE_HELP)] = None,
     max_agreement_loss: Annotated[
-        float,
-        Option(
-            help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.",
-            rich_help_panel=_EXPERT,
-        ),
+        float, _expert(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.")
     ] = 0.1,
-    older_cpus: Annotated[
-        bool, Option("--older-cpus", help="Make int8 safe on CPUs without VNNI.", rich_help_panel=_EXPERT)
-    ] = False,
-    try_both: Annotated[
-        bool, Option("--try-both", help="Use both tracers, keep the faster graph.", rich_help_panel=_EXPERT)
-    ] = False,
+    older_cpus: Annotated[bool, _expert("--older-cpus", help="Make int8 safe on CPUs without VNNI.")] = False,
+    try_both: Annotated[bool, _expert("--try-both", help="Use both tracers, keep the faster graph.")] = False,
     calibrate: Annotated[list[str] | None, Option(hidden=True)] = None,
 ) -> None:
     """Write the model as one graph that runs without torch.
@@ -85,10 +80,14 @@ def export(
     """
     data = _renamed("--calibrate", "--data", calibrate, data) or []
     precision = _precision_of(to, int8=int8, int4=int4, int4_tokens=int4_tokens, half=half)
-    _check_model(model)
+    if graph_format(to, precision).is_quantised and not data:
+        raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
     _check_data(data)
     if output is not None:
         check_free(output, replace=force, read=[model])
+    elif not Path(model).expanduser().is_dir():
+        raise BadInput(f"{model!r} is not a folder; choose one for the graph with -o FOLDER")
+    _check_models(model, trust=flags.trust)
     progress = flags.progress()
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits, calibration_texts
@@ -133,6 +132,7 @@ def _precision_of(to: EngineName, *, int8: bool, int4: bool, int4_tokens: bool, 
     return "float32"
 
 
+_limit = partial(Option, rich_help_panel="Limits")
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _PAGE = Path("report.html")
 
@@ -153,34 +153,16 @@ def serve(
     ] = None,
     graph: _Graph = None,
     threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all cores.")] = None,
-    timeout: Annotated[
-        float, Option(help="Seconds until a request fails with status 504.", rich_help_panel="Limits")
-    ] = 30.0,
-    waiting: Annotated[
-        int, Option(help="Texts in the queue before clients get status 429.", rich_help_panel="Limits")
-    ] = 4096,
-    most_texts: Annotated[
-        int, Option(help="Maximum number of texts in a request.", rich_help_panel="Limits")
-    ] = 2048,
-    most_tokens: Annotated[
-        int, Option(help="Maximum number of tokens in a request.", rich_help_panel="Limits")
-    ] = 300_000,
-    most_bytes: Annotated[
-        int, Option(help="Maximum size of a request in bytes.", rich_help_panel="Limits")
-    ] = 8 << 20,
-    most_characters: Annotated[
-        int, Option(help="Maximum number of characters in a text.", rich_help_panel="Limits")
-    ] = 200_000,
+    timeout: Annotated[float, _limit(help="Seconds until a request fails with status 504.")] = 30.0,
+    waiting: Annotated[int, _limit(help="Texts in the queue before clients get status 429.")] = 4096,
+    most_texts: Annotated[int, _limit(help="Maximum number of texts in a request.")] = 2048,
+    most_tokens: Annotated[int, _limit(help="Maximum number of tokens in a request.")] = 300_000,
+    most_bytes: Annotated[int, _limit(help="Maximum size of a request in bytes.")] = 8 << 20,
+    most_characters: Annotated[int, _limit(help="Maximum number of characters in a text.")] = 200_000,
     waiting_bytes: Annotated[
-        int,
-        Option(
-            help="Bytes of large requests and answers in memory before clients get status 429.",
-            rich_help_panel="Limits",
-        ),
+        int, _limit(help="Bytes of large requests and answers in memory before clients get status 429.")
     ] = 64 << 20,
-    most_connections: Annotated[
-        int, Option(help="Maximum number of open connections.", rich_help_panel="Limits")
-    ] = 800,
+    most_connections: Annotated[int, _limit(help="Maximum number of open connections.")] = 800,
     page: Annotated[bool, Option("--page/--no-page", help="Serve a page at / to compare searches.")] = True,
 ) -> None:
     """Serve OpenAI-style embeddings, and a page to compare searches.
@@ -204,6 +186,8 @@ def serve(
         waiting_bytes=waiting_bytes,
         most_connections=most_connections,
     )
+    _check_graph(graph)
+    _check_models(*filter(None, (model, teacher)), trust=flags.trust)
     from trundle.serve.routes import open_socket, run_server
     from trundle.serve.settings import open_served
 
@@ -243,8 +227,6 @@ def report(
     Without --data and --tasks no model is loaded, and the report shows what the folders record.
     """
     _check_data(data or [])
-    for run in runs:
-        _check_model(run)
     progress = flags.progress()
     from trundle.report.report import check_output, make_report, write_report
 

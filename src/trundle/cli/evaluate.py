@@ -12,7 +12,9 @@ from typer import Argument, Option
 
 from trundle.cli.console import (
     _check_data,
-    _check_model,
+    _check_graph,
+    _check_models,
+    _check_teacher,
     _CommonFlags,
     _curve,
     _Data,
@@ -39,10 +41,13 @@ from trundle.cli.tables import (
     _vocabulary,
 )
 from trundle.errors import BadInput
+from trundle.folders import check_free, check_not_read, write_atomic
+from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from trundle.data.corpus import Corpus
     from trundle.embedder import Embedder
     from trundle.evaluate.comparison import Comparison
     from trundle.methods.depth.curve import LayerCurve
@@ -98,9 +103,11 @@ def evaluate(
         cuts = tuple(int(number) for number in (dimensions or "").split(",") if number.strip())
     except ValueError as error:
         raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
-    for name in (*models, *filter(None, [teacher])):
-        _check_model(name)
+    students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
+    if not students and data:
+        raise BadInput(f"{teacher} would be compared with itself; name another model, or another --teacher")
     _check_data(data or [])
+    _check_graph(graph)
     progress = flags.progress()
     from trundle.data.corpus import unseen_texts
     from trundle.evaluate.comparison import compare
@@ -108,12 +115,12 @@ def evaluate(
     from trundle.evaluate.scoring import find_tasks
     from trundle.evaluate.shortening import Shorten, read_ranges
     from trundle.export.open import open_embedder
-    from trundle.folders import write_atomic
     from trundle.records import read_lineage
 
     wanted = _several(tasks)
     chosen = find_tasks(wanted, root, split=split) if wanted else []
-    students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
+    _check_models(*models, trust=flags.trust)
+    _check_teacher(teacher, trust=flags.trust)
     if not students:
         students, teacher = models[:1], None
     trust, large = flags.trust, None
@@ -151,7 +158,6 @@ def _check_not_data(output: Path, data: Sequence[str]) -> None:
     """Reject an output that would replace one of the data files."""
     from trundle.data.corpus import ENVIRONMENT
     from trundle.data.texts import parse_source
-    from trundle.folders import check_not_read
 
     named = [source for source in data if source != ENVIRONMENT]
     check_not_read(output, [file for source in named for file in parse_source(source).files])
@@ -165,7 +171,6 @@ def _open_teacher(
     name: str, endpoint_model: str | None, *, graph: str | None = None, trust: bool, progress: Progress
 ) -> Embedder:
     from trundle.export.open import open_embedder
-    from trundle.teacher import teacher_kind
 
     kind = teacher_kind(name)
     if kind == "endpoint":
@@ -218,6 +223,8 @@ def bench(
 
     Each model runs in its own process; measurements are interleaved. Without --data, texts are generated.
     """
+    _check_data(data or [])
+    _check_models(*models, trust=False)
     from trundle.bench.rounds import BenchOptions
     from trundle.bench.rounds import bench as measure
     from trundle.bench.workload import caution, rows
@@ -254,6 +261,10 @@ def pair(
 
     encode_query uses the student, encode_document the teacher; plain sentence-transformers loads it.
     """
+    if teacher_kind(teacher) != "model":
+        raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
+    check_free(output, replace=force, read=[student, teacher])
+    _check_models(student, teacher, trust=flags.trust)
     progress = flags.progress()
     from trundle.pipeline.pair import pair as write_pair
 
@@ -288,20 +299,29 @@ def inspect(
 ) -> None:
     """Show the size of each part and what each method could save."""
     _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
+    _check_data(data or [])
     progress = flags.progress()
+    corpus = None
+    if data:
+        from trundle.data.corpus import read_corpus
+
+        corpus = read_corpus(data, seed=seed, progress=progress)
+        if layers:
+            next(corpus.examples(), None)  # rejects a file without tuples
+    _check_models(model, trust=flags.trust)
     from trundle.methods.depth.curve import list_savings
     from trundle.model.cost import cost
     from trundle.model.load import load
 
     if vocabulary:
-        _inspect_vocabulary(model, data, flags, seed=seed, progress=progress)
+        _inspect_vocabulary(model, corpus, flags, seed=seed, progress=progress)
         return
     loaded = load(model, trust_remote_code=flags.trust)
     family, about = _described(loaded)
     now, savings = cost(loaded), list_savings(loaded)
     curve = None
-    if layers:
-        curve = _layer_curve(loaded, model, data or [], output, scale=scale, seed=seed, progress=progress)
+    if layers and corpus is not None:
+        curve = _layer_curve(loaded, model, corpus, output, scale=scale, seed=seed, progress=progress)
     if flags.as_json:
         rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
         shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
@@ -334,14 +354,12 @@ def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, 
 
 
 def _inspect_vocabulary(
-    model: str, data: list[str] | None, flags: _CommonFlags, *, seed: int, progress: Progress
+    model: str, corpus: Corpus | None, flags: _CommonFlags, *, seed: int, progress: Progress
 ) -> None:
-    from trundle.data.corpus import read_corpus
     from trundle.methods.contract import Context
     from trundle.methods.vocabulary.vocabulary import list_sizes
     from trundle.model.load import load
 
-    corpus = read_corpus(data, seed=seed, progress=progress) if data else None
     loaded = load(model, trust_remote_code=flags.trust)
     sizes = list_sizes(loaded, Context(original=loaded, corpus=corpus, seed=seed, progress=progress))
     if flags.as_json:
@@ -358,19 +376,16 @@ def _inspect_vocabulary(
 def _layer_curve(
     model: SentenceTransformer,
     name: str,
-    data: Sequence[str],
+    corpus: Corpus,
     output: Path | None,
     *,
     scale: float,
     seed: int,
     progress: Progress,
 ) -> LayerCurve:
-    from trundle.data.corpus import read_corpus
-    from trundle.folders import write_atomic
     from trundle.methods.depth.curve import measure_curve
     from trundle.report.page import curve_page, curve_svg
 
-    corpus = read_corpus(data, seed=seed, progress=progress)
     curve = measure_curve(model, corpus.examples(), scale=scale, seed=seed, progress=progress)
     if output is not None:
         title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"

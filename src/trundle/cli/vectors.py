@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,7 +15,9 @@ from typer.core import TyperCommand
 from trundle.cli.console import (
     _DATA,
     _check_data,
-    _check_model,
+    _check_graph,
+    _check_models,
+    _check_teacher,
     _CommonFlags,
     _Graph,
     _Model,
@@ -27,6 +30,8 @@ from trundle.cli.console import (
 )
 from trundle.cli.evaluate import _open_teacher
 from trundle.errors import BadInput
+from trundle.folders import absolute_name, check_not_read
+from trundle.teacher import MANIFEST
 
 if TYPE_CHECKING:
     from trundle.progress import Progress
@@ -43,17 +48,42 @@ def _group(about: str) -> typer.Typer:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ReadFlags(_CommonFlags):
+    """The flags of commands that read an index of any kind."""
+
+    table: Annotated[
+        str | None, Option(help="Its table or collection, if several; for FAISS and npz, the file of texts.")
+    ] = None
+    text_column: Annotated[str | None, Option(help="Its column or payload field of texts.")] = None
+    vector_column: Annotated[str | None, Option(help="Its column of vectors, if several.")] = None
+    texts: Annotated[str | None, Option(hidden=True)] = None
+    vectors: Annotated[str | None, Option(hidden=True)] = None
+
+    def named(self) -> dict[str, str | None]:
+        texts = _renamed("--texts", "--text-column", self.texts, self.text_column)
+        vectors = _renamed("--vectors", "--vector-column", self.vectors, self.vector_column)
+        return {"table": self.table, "texts": texts, "vectors": vectors}
+
+
 index = _group("Build, search, check and read indexes.")
 targets = _group("Compute a teacher's vectors once, to train students from.")
 _Table = Annotated[str, Option(help="Name of the table in Postgres.")]
-_ForeignTable = Annotated[
-    str | None,
-    Option("--table", help="Its table or collection, if several; for FAISS and npz, the file of the texts."),
-]
-_TextColumn = Annotated[str | None, Option("--text-column", help="Its column or payload field of texts.")]
-_VectorColumn = Annotated[str | None, Option("--vector-column", help="Its column of vectors, if several.")]
-_Hidden = Annotated[str | None, Option(hidden=True)]
 _ANY_INDEX = "a folder, a file, or an address such as postgresql://user@host/database?table=chunks."
+_ADDRESSES = """Addresses: postgresql://user@host/db?table=NAME, qdrant://host:6333/NAME,
+
+chroma://host:8000/NAME, milvus://host:19530/NAME, s3://bucket/path of LanceDB.
+
+Folders: LanceDB, Qdrant, Chroma, Milvus Lite, trundle.
+
+Files: FAISS, sqlite-vec, parquet, arrow, npz."""
+
+
+def _check_unused(folder: Path, own: str) -> None:
+    """Rejects a folder of other files; hidden ones are what an interrupted build left."""
+    there = [] if (folder / own).is_file() or not folder.is_dir() else sorted(folder.iterdir())
+    if others := [entry.name for entry in there if not entry.name.startswith(".")]:
+        raise BadInput(f"{folder} holds other files ({others[0]}); choose another folder")
 
 
 @index.command("build")
@@ -75,13 +105,17 @@ def _build_index(
 
     Stored texts are not embedded again: an interrupted build resumes, and more --data is added.
     """
-    _check_model(model)
     _check_data(data)
+    _check_graph(graph)
+    if "://" in output and not output.startswith(("postgres://", "postgresql://")):
+        raise BadInput(f"{output} can't be built; pass a folder, or postgresql://user@host/database")
+    if "://" not in output:
+        _check_unused(Path(output).expanduser(), "index.json")
+    _check_models(model, trust=flags.trust)
     progress = flags.progress()
     from trundle.data.corpus import ENVIRONMENT
     from trundle.data.texts import parse_source
     from trundle.export.open import open_encoder
-    from trundle.folders import absolute_name
     from trundle.index.base import Wanted
     from trundle.index.readers import build_index, create_store
 
@@ -164,7 +198,7 @@ def search(
 @index.command()
 @_with_flags
 def check(
-    flags: _CommonFlags,
+    flags: _ReadFlags,
     student: _Model,
     against: Annotated[str, Option(help=f"The index to check: {_ANY_INDEX}")],
     teacher: Annotated[
@@ -172,11 +206,6 @@ def check(
     ] = None,
     teacher_model: _TeacherModel = None,
     queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
-    table: _ForeignTable = None,
-    text_column: _TextColumn = None,
-    vector_column: _VectorColumn = None,
-    texts: _Hidden = None,
-    vectors: _Hidden = None,
     sample: Annotated[int, Option(min=50, help="How many texts of the index to search in.")] = 5000,
     most_queries: Annotated[int, Option(min=1, help="Maximum number of queries to run.")] = 200,
     seed: _Seed = 0,
@@ -185,32 +214,28 @@ def check(
 
     Reads a sample and compares the student's ten results with the teacher's. Writes nothing.
     """
-    _check_model(student)
     _check_data([queries] if queries else [])
     progress = flags.progress()
     from trundle.data.texts import read_texts
     from trundle.index.readers import open_reader
 
     own_queries = [text.text for text in read_texts(queries)] if queries else []
-    columns = {
-        "table": table,
-        "texts": _renamed("--texts", "--text-column", texts, text_column),
-        "vectors": _renamed("--vectors", "--vector-column", vectors, vector_column),
-    }
-    with closing(open_reader(against, progress=progress, **columns)) as reader:
+    with closing(open_reader(against, progress=progress, **flags.named())) as reader:
         # Only now, because importing and opening models takes long and a wrong address is refused at once.
+        _check_models(student, trust=flags.trust)
+        _check_teacher(teacher, trust=flags.trust)
         from trundle.evaluate.index_check import check_index
         from trundle.export.open import open_sides
-        from trundle.folders import absolute_name
 
         small, *_ = open_sides(student, trust_remote_code=flags.trust, progress=progress)
         large = None
         if teacher is not None:
-            name, trust = absolute_name(teacher), flags.trust
-            large = _open_teacher(name, teacher_model, graph="fastest", trust=trust, progress=progress)
+            large = _open_teacher(
+                teacher, teacher_model, graph="fastest", trust=flags.trust, progress=progress
+            )
         found = check_index(
             reader,
-            small.embedder(absolute_name(student)),
+            small.embedder(student),
             teacher=large,
             queries=own_queries,
             texts=sample,
@@ -229,17 +254,12 @@ def check(
         _show(line)
 
 
-@index.command("read")
+@index.command("read", epilog=_ADDRESSES)
 @_with_flags
 def _read_index(
-    flags: _CommonFlags,
+    flags: _ReadFlags,
     where: Annotated[str, Argument(help=f"An index: {_ANY_INDEX}")],
     output: Annotated[Path, Option("--output", "-o", help="A parquet file for ids, texts and vectors.")],
-    table: _ForeignTable = None,
-    text_column: _TextColumn = None,
-    vector_column: _VectorColumn = None,
-    texts: _Hidden = None,
-    vectors: _Hidden = None,
     sample: Annotated[int | None, Option(min=1, help="Rows to draw at random; default: all.")] = None,
     seed: _Seed = 0,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
@@ -253,17 +273,11 @@ def _read_index(
         raise BadInput(f"{output} does not end in .parquet; choose a name that does")
     if output.exists() and not force:
         raise BadInput(f"{output} already exists; choose another file, or pass --force to replace it")
-    from trundle.folders import check_not_read
     from trundle.index.flat_files import write_table
     from trundle.index.readers import open_reader
 
     check_not_read(output, [where])
-    columns = {
-        "table": table,
-        "texts": _renamed("--texts", "--text-column", texts, text_column),
-        "vectors": _renamed("--vectors", "--vector-column", vectors, vector_column),
-    }
-    with closing(open_reader(where, progress=progress, **columns)) as reader:
+    with closing(open_reader(where, progress=progress, **flags.named())) as reader:
         written = write_table(reader, output, sample=sample, seed=seed, progress=progress)
     counts = reader.counts
     if flags.as_json:
@@ -334,7 +348,9 @@ def _build_targets(
         raise BadInput("--workers goes with --ray; without it there is only one process")
     if ray is None and threads is not None and not runtime:
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
-    from trundle.folders import absolute_name
+    _check_data(data)
+    _check_unused(output, MANIFEST)
+    _check_teacher(model, trust=flags.trust)
     from trundle.scale.shard_writer import TeacherSpec, build_local
 
     name, trust = absolute_name(model), flags.trust

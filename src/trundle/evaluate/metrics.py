@@ -1,6 +1,6 @@
 """Metrics of frozen vectors against labels: pure functions of arrays, with the defaults of mteb.
 
-Ranking metrics are in `retrieval`.
+Ranking metrics are in `retrieval`. scipy and scikit-learn are imported on first use: they take seconds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import pearsonr, spearmanr
-from sklearn import metrics
-from sklearn.cluster import MiniBatchKMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
 from trundle.embedder import Vectors
 from trundle.evaluate.retrieval import _paired_cosines
@@ -31,6 +26,8 @@ def _correlations(values: ArrayLike, gold: ArrayLike) -> dict[str, float]:
     given, wanted = np.asarray(values, dtype=np.float64), np.asarray(gold, dtype=np.float64)
     if len(wanted) < 2 or np.ptp(given) == 0 or np.ptp(wanted) == 0:
         return {"spearman": 0.0, "pearson": 0.0}
+    from scipy.stats import pearsonr, spearmanr
+
     return {
         "spearman": float(spearmanr(wanted, given).statistic),
         "pearson": float(pearsonr(wanted, given).statistic),
@@ -44,6 +41,8 @@ def _similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float])
 
 def _pair_measures(left: Vectors, right: Vectors, labels: Sequence[float]) -> dict[str, float]:
     """Average precision of cosine as a detector of the pairs labelled 1."""
+    from sklearn import metrics
+
     return {"ap": float(metrics.average_precision_score(labels, _paired_cosines(left, right)))}
 
 
@@ -72,6 +71,10 @@ def _classification_measures(
     samples: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     """Accuracy and macro F1 of logistic regression on frozen vectors, mean over the samples."""
+    from sklearn import metrics
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     # Numbers instead of words give the same figures, faster.
     _, numbers = np.unique([*train_labels, *test_labels], return_inverse=True)
     labels, gold = np.split(numbers, [len(train_labels)])
@@ -90,6 +93,9 @@ def _classification_measures(
 
 def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) -> dict[str, float]:
     """V-measure of mini-batch k-means with one cluster per label."""
+    from sklearn import metrics
+    from sklearn.cluster import MiniBatchKMeans
+
     model = MiniBatchKMeans(
         n_clusters=len(set(labels)), batch_size=_CLUSTERING_BATCH, n_init="auto", random_state=seed
     )
@@ -108,6 +114,8 @@ def _class_measures(answers: Sequence[float], right: Sequence[float], classes: i
 
     Matthews correlation is 0 if only one class is ever answered.
     """
+    from sklearn import metrics
+
     how = {"pos_label": 1} if classes == 2 else {"average": "macro"}
     return {
         "accuracy": float(metrics.accuracy_score(right, answers)),

@@ -23,12 +23,7 @@ from trundle.index.embedded import _MARK, _create_embedded, _EmbeddedStore, _Fol
 from trundle.index.rows import IndexReader, _Wish
 from trundle.progress import SILENT, Progress
 
-_KINDS = (
-    "postgresql://user@host/database?table=NAME, qdrant://host:6333/COLLECTION, "
-    "chroma://host:8000/COLLECTION, milvus://host:19530/COLLECTION, a folder or bucket of LanceDB, "
-    "a folder of Qdrant, Chroma, Milvus Lite or trundle, "
-    "or a file of FAISS, sqlite-vec, parquet, arrow or npz"
-)
+_KINDS = "Postgres, Qdrant, Chroma, Milvus, LanceDB, FAISS, sqlite-vec, parquet, arrow, npz, its own"
 _POSTGRES = ("postgres", "postgresql")
 _LANCE = ("s3", "gs", "az", "db")
 _SERVERS = {
@@ -37,6 +32,7 @@ _SERVERS = {
     "milvus": (19530, "MILVUS_TOKEN"),
 }
 """The port of each, and the environment variable of its key."""
+_SCHEMES = (*_POSTGRES, *_LANCE, *_SERVERS, *(f"{name}s" for name in _SERVERS))
 _ARROW = (".arrow", ".feather", ".ipc")
 _SQLITE = b"SQLite format 3\0"
 _NAMED = ("table", "texts", "vectors")
@@ -52,20 +48,26 @@ def open_reader(
     vectors: str | None = None,
     progress: Progress = SILENT,
 ) -> IndexReader:
-    """Open an index to read it; nothing is written.
+    """Open a file, a folder or an address to read it; nothing is written.
 
-    Args:
-        where: A file, a folder or an address; `?table=…&texts=…&vectors=…` may follow an address.
-        table: The table or collection, if there are several; for FAISS and npz, the file of the texts.
-        texts: The column or payload field of the texts, if it has no usual name.
-        vectors: The column or name of the vectors, if there are several.
-        progress: Shows retries.
+    `table` is the table or collection, for FAISS and npz the file of the texts; `texts` and `vectors` are
+    columns. They may also follow an address, as in `?table=…&texts=…&vectors=…`.
     """
+    check_place(where)
     wish = _Wish(table=table, texts=texts, vectors=vectors)
     scheme, separator, _ = where.partition("://")
     if separator:
         return _from_address(where, scheme.lower(), wish, progress)
     return _from_path(Path(where).expanduser(), wish, progress)
+
+
+def check_place(where: str) -> None:
+    """Reject an address of another kind and a path where there is nothing; nothing is opened."""
+    scheme, separator, _ = where.partition("://")
+    if separator and scheme.lower() not in _SCHEMES:
+        raise _unsupported(f"{scheme}://")
+    if not separator and not Path(where).expanduser().exists():
+        raise BadInput(f"there is no index {where!r}; check the path, or build one with trundle index build")
 
 
 def _from_address(where: str, scheme: str, wish: _Wish, progress: Progress) -> IndexReader:
@@ -79,8 +81,6 @@ def _from_address(where: str, scheme: str, wish: _Wish, progress: Progress) -> I
 
         return _LanceReader(url, wish)
     database = scheme if scheme in _SERVERS else scheme[:-1]
-    if database not in _SERVERS or scheme not in (database, f"{database}s"):
-        raise _unsupported(f"{scheme}://")
     server = _server(url, database, secure=scheme != database)
     wish = replace(wish, table=wish.table or server.collection)
     if database == "qdrant":
@@ -98,10 +98,6 @@ def _from_address(where: str, scheme: str, wish: _Wish, progress: Progress) -> I
 
 
 def _from_path(path: Path, wish: _Wish, progress: Progress) -> IndexReader:
-    if not path.exists():
-        raise BadInput(
-            f"there is no index {str(path)!r}; build one with trundle index build, or pass {_KINDS}"
-        )
     if path.is_dir():
         return _from_folder(path, wish, progress)
     if path.suffix in (".parquet", *_ARROW):
@@ -214,8 +210,7 @@ def _named(where: str, wish: _Wish) -> tuple[str, _Wish]:
 
 def _unsupported(what: str) -> BadInput:
     """Return the error for a place that is not an index trundle reads."""
-    export = "or export texts and vectors to a parquet file and pass that"
-    return BadInput(f"{what} is not an index that trundle reads; pass {_KINDS}; {export}")
+    return BadInput(f"{what} is not an index that trundle reads ({_KINDS}); see trundle index read --help")
 
 
 def _is_address(where: str) -> bool:

@@ -147,6 +147,8 @@ class Method(Generic[_O, _P]):
     All other methods that return vectors change them, and must come before it."""
     reads: Callable[[_O], tuple[str, ...]] = lambda _: ()
     """Files, folders or model names, other than the model and the texts, that its result depends on."""
+    check: Callable[[_O, Corpus | None], None] = lambda _options, _corpus: None
+    """Rejects options that contradict each other, and missing texts, before torch is imported."""
     looks_ahead: Callable[[_O], bool] = never
     """Whether its plan, with these options, depends on the methods that follow in the recipe."""
     gives_vectors: bool = True
@@ -154,6 +156,7 @@ class Method(Generic[_O, _P]):
 
     def plan(self, model: SentenceTransformer, options: _O, context: Context) -> _P:
         """Decide what to do to `model`, and check that it is possible."""
+        self.check(options, context.corpus)
         return cast("_P", self._code().plan(model, options, context))
 
     def forecast(self, model: SentenceTransformer, plan: _P) -> Cost:

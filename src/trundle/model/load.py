@@ -276,8 +276,6 @@ def _check_folder(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     """Reject what can't or should not be loaded, before anything heavy; return the backbone's config."""
     if is_exported(folder) and not any(folder.rglob("*.safetensors")):
         raise BadModel(f"{folder} is exported, without torch weights; use it as it is, or pass the original")
-    if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
-        raise BadModel(f"{folder} has neither modules.json nor config.json; pass a model folder")
     modules = _list_modules(folder)
     for file in sorted(folder.rglob("*.safetensors")):
         try:

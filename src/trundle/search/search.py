@@ -44,9 +44,9 @@ from trundle.search.budget import (
     _time_left,
 )
 from trundle.search.candidates import _Candidate
-from trundle.search.limits import _Budget, parse_budget
+from trundle.search.limits import MINUTES, TeacherOptions, _Budget, parse_budget
 from trundle.search.prospects import _export_graph, _Prospects, _Speed, _time_queries
-from trundle.search.training_source import TeacherOptions, _find_training_source, _prepare, _TrainingSource
+from trundle.search.training_source import _find_training_source, _prepare, _TrainingSource
 from trundle.search.trials import (
     _CONTEST_OVER,
     _RATE_FILE,
@@ -61,8 +61,6 @@ from trundle.search.trials import (
 )
 
 _CALIBRATION_TEXTS = 400
-_FEWEST = 200
-"""The fewest texts of which some can be held out for training, calibration and the comparison."""
 
 
 def _ship(
@@ -123,9 +121,6 @@ def _cause(error: UserError) -> str:
     return (str(error).rpartition("; ")[0] or str(error)).removesuffix(", so nothing was written")
 
 
-MINUTES = 30.0
-
-
 def compress_to_budget(
     request: Request,
     budget: Sequence[str],
@@ -152,9 +147,9 @@ def compress_to_budget(
     options = teacher_options or TeacherOptions()
     read = [name for name in (request.name, *students, options.index, options.queries) if name]
     _check_outputs(request, read, own=request.target is not None and _any_wrote(request.target))
-    training = _find_training_source(request, options, students, minutes=minutes)
     with watch.task("reading the texts", None):
-        _check_budget_and_texts(budget, training)  # before a model is loaded
+        training = _find_training_source(request, options, students, minutes=minutes)
+    parse_budget(budget, whole_bytes=None if training.owner is None else 1)  # before a model is loaded
     trust, progress = request.trust_remote_code, request.progress
     with watch.task("loading the models", None):
         bases = {name: load(name, trust_remote_code=trust) for name in training.bases}
@@ -206,14 +201,6 @@ def compress_to_budget(
         outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
         shutil.rmtree(work, ignore_errors=True)
         return _checked(outcome, training, request)
-
-
-def _check_budget_and_texts(budget: Sequence[str], training: _TrainingSource) -> None:
-    """Rejects a budget that can't be parsed, and too few texts: no part of them could be held out."""
-    parse_budget(budget, whole_bytes=None if training.owner is None else 1)
-    count = _FEWEST if training.corpus is None else sum(int(f["texts"]) for f in training.corpus.facts())
-    if count < _FEWEST:
-        raise BadInput(f"{count:,} texts are too few to learn from; pass at least {_FEWEST:,}")
 
 
 def _speeds(

@@ -30,11 +30,12 @@ from trundle.model.save import model_digest
 from trundle.pipeline.run import Request
 from trundle.progress import Progress
 from trundle.search.budget import _proof_texts
+from trundle.search.limits import TeacherOptions
 from trundle.search.prospects import _Prospects
 from trundle.teacher import teacher_kind
-from trundle.teacher.stored import ROWS, IndexRows, stored_embedder
+from trundle.teacher.stored import IndexRows, stored_embedder
 from trundle.teacher.targets import Targets
-from trundle.teacher.teacher import Teacher, open_index, open_teacher, opened_key
+from trundle.teacher.teacher import Teacher, open_teacher, opened_key
 
 _CALLS = 5000
 """Texts that an endpoint, or who made an index, gets at most unless told otherwise."""
@@ -48,28 +49,6 @@ _SEARCHED_ROWS, _ASKED, _FEWEST_ASKED = 20_000, 1000, 20
 """Rows that the result searches in at the end, and the most and the fewest queries."""
 _ENDPOINT_RATE, _LOOKED_UP_RATE = 100.0, 50_000.0
 """Vectors a second of an endpoint, which is not timed because that costs money, and of a store."""
-_READING_SHARE = 0.15
-"""The share of the time that reading an index may take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeacherOptions:
-    """Who teaches, if that is not a local model alone."""
-
-    index: str | None = None
-    """A file, a folder or the address of a database that holds texts and vectors."""
-    table: str | None = None
-    texts: str | None = None
-    vectors: str | None = None
-    """Its table or collection and its columns, if there are several."""
-    rows: int = ROWS
-    """How many rows of it are read at most."""
-    model: str | None = None
-    """The model's name, if the teacher is an endpoint."""
-    calls: int | None = None
-    """How many texts an endpoint, or who made the index, gets at most."""
-    queries: str | None = None
-    """A file of queries that who made the index labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,24 +156,16 @@ def _find_training_source(
     source, progress = request.source, request.progress
     if not isinstance(source, str):
         raise BadInput("a search needs the name or folder of a model; save the model and pass its folder")
-    _check_flags(request, options)
+    options.check(source, request.corpus, pair=request.pair)
     kind = "model" if not source else teacher_kind(source)
     if options.index is None and kind == "model":
-        if request.corpus is None:
-            raise BadInput("the small model learns from texts; pass them with --data")
         bases = tuple(dict.fromkeys((source, *students)))
         return _TrainingSource(name=source, owner=source, bases=bases, corpus=request.corpus, options=options)
     owner = source if source and kind == "model" else None
     training = _TrainingSource(name=source, owner=owner, bases=(), corpus=None, options=options)
     if options.index is not None:
-        teacher = open_index(
-            options.index,
-            named={"table": options.table, "texts": options.texts, "vectors": options.vectors},
-            rows=options.rows,
-            seed=request.seed,
-            seconds=60 * minutes * _READING_SHARE,
-            fresh=request.fresh,
-            progress=progress,
+        teacher = options.open_index(
+            minutes=minutes, seed=request.seed, fresh=request.fresh, progress=progress
         )
         training = replace(training, name=teacher.name, teacher=teacher, maker=source or None)
     else:
@@ -202,36 +173,12 @@ def _find_training_source(
         teacher = open_teacher(source, options.model, calls=calls, progress=progress)
         if teacher.brings_texts:
             training = replace(training, name=teacher.name, teacher=teacher)
-        elif request.corpus is None:
-            raise BadInput("an endpoint labels texts; pass them with --data")
         else:
             training = replace(training, teacher=teacher, corpus=request.corpus, most=calls - 1)
     if not students and owner is None:
         students = [str(demo_model("a search without --student"))]
         progress.say(f"no --student is named, so {_DEMO_MODEL} of the extra demo is used")
     return replace(training, bases=tuple(dict.fromkeys((*([owner] if owner else []), *students))))
-
-
-def _check_flags(request: Request, options: TeacherOptions) -> None:
-    source = str(request.source)
-    kind = teacher_kind(source) if source else None
-    if options.index is None:
-        if not source:
-            raise BadInput("name what to compress: a model, or an index with --index")
-        if options.queries:
-            raise BadInput("--queries goes with --index; pass other texts with --data")
-        if kind == "model" and options.calls:
-            raise BadInput("--teacher-calls limits an endpoint, or who made an index; leave it out")
-    if options.index is not None and kind not in (None, "model", "endpoint"):
-        raise BadInput(f"{source} has vectors of its own texts only; name the model that made the index")
-    if request.corpus is not None and (options.index is not None or kind in ("table", "store", "index")):
-        raise BadInput("an index, table or store has its own texts; leave --data out")
-    if options.queries and not source:
-        raise BadInput("your own queries need who made the index; name it with --teacher")
-    if kind == "endpoint" and options.model is None:
-        raise BadInput("an endpoint serves several models; name one with --teacher-model")
-    if request.pair and kind != "model":
-        raise BadInput("--pair needs a local model as teacher; leave it out")
 
 
 def _prepare(

@@ -14,10 +14,11 @@ Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from trundle.errors import BadInput
 from trundle.methods.contract import (
     ACCUMULATE_HELP,
     COMPILE_HELP,
@@ -30,6 +31,7 @@ from trundle.methods.contract import (
     Options,
     Plan,
 )
+from trundle.progress import process_count
 
 _STEPS = 1000
 _LORA_RATE, _FULL_RATE = 2e-4, 2e-5
@@ -121,11 +123,23 @@ def _steps(options: ContrastOptions) -> int | None:
     return _STEPS if options.steps is None and options.minutes is None else options.steps
 
 
+def _check(options: ContrastOptions, corpus: Any) -> None:
+    if process_count() > 1:
+        raise BadInput("contrast runs in one process only; start it without torchrun or accelerate launch")
+    if options.objective != "distil" and options.teacher is not None:
+        raise BadInput("only the objective distil uses a teacher; leave teacher out, or use distil")
+    if corpus is None:
+        raise BadInput("contrast trains on labelled tuples; pass them with --data")
+    if next(corpus.examples(), None) is None:
+        raise BadInput("there are no labelled tuples; pass a file with a query and a positive column")
+
+
 CONTRAST = Method(
     name="contrast",
     help="Train on labelled tuples of queries and their answers.",
     options=ContrastOptions,
     plans=_ContrastPlan,
     needs_texts=True,
+    check=_check,
     reads=lambda options: () if options.teacher is None else (options.teacher,),
 )

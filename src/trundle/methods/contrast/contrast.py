@@ -42,7 +42,6 @@ from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of, with_modules
-from trundle.progress import process_count
 from trundle.teacher.teacher import find_teacher
 from trundle.train.blocks import (
     check_compiler,
@@ -59,12 +58,6 @@ _ADAPTER = "default"
 
 def plan(model: SentenceTransformer, options: ContrastOptions, context: Context) -> _ContrastPlan:
     """Checks the model, the options and the first tuples; `apply` reads the rest."""
-    if process_count() > 1:
-        raise BadInput("contrast runs in one process only; start it without torchrun or accelerate launch")
-    if context.corpus is None:
-        raise BadInput("contrast trains on labelled tuples; pass them with --data")
-    if next(context.corpus.examples(), None) is None:
-        raise BadInput("there are no labelled tuples; pass a file with a query and a positive column")
     limit = model.max_seq_length or LONGEST
     if options.max_length is not None and options.max_length > limit:
         raise BadInput(f"the model takes at most {limit} tokens; pass a max_length up to that")
@@ -170,8 +163,6 @@ def _teacher(
     model: SentenceTransformer, options: ContrastOptions, context: Context
 ) -> SentenceTransformer | None:
     if options.objective != "distil":
-        if options.teacher is not None:
-            raise BadInput("only the objective distil uses a teacher; leave teacher out, or use distil")
         return None
     found = find_teacher(model, options.teacher, None, context).model
     if found is None:

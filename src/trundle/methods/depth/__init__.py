@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Method, Options, Plan, listed
 
 _SCALE = 20.0
@@ -92,10 +93,27 @@ def _layers_left(layers: int, drop: Fraction) -> int:
     return math.floor(layers * (1 - drop))
 
 
+def _check(options: _DepthOptions, corpus: Any) -> None:
+    ways = [name for name in ("keep", "drop", "pick", "blocks") if getattr(options, name) is not None]
+    if not ways:
+        raise ImpossibleCut("choose how many layers to keep: pass keep, drop, pick or blocks")
+    if len(ways) > 1:
+        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
+    if options.order != "auto" and ways[0] in ("pick", "blocks"):
+        raise ImpossibleCut(f"order applies to keep and drop only; leave it out with {ways[0]}")
+    if options.drop is not None and not 0 <= options.drop < 1:
+        raise ImpossibleCut(f"drop must be at least 0 and under 1, not {options.drop}")
+    if options.pick is not None:
+        if corpus is None:
+            raise BadInput("pick compares the layers on tuples of query and positive; pass them with --data")
+        next(corpus.examples(), None)  # rejects a file without tuples
+
+
 DEPTH = Method(
     name="depth",
     help="Keep some layers and remove the others, down to none.",
     options=_DepthOptions,
     plans=_DepthPlan,
+    check=_check,
     looks_ahead=lambda options: options.pick is not None,
 )

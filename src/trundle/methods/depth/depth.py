@@ -43,13 +43,6 @@ def plan(model: SentenceTransformer, options: _DepthOptions, context: Context) -
 def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context) -> _DepthPlan:
     layout = layout_of(transformer_of(model).model)
     layers = layout.layers
-    ways = [name for name in ("keep", "drop", "pick", "blocks") if getattr(options, name) is not None]
-    if not ways:
-        raise ImpossibleCut(f"choose how many of the {layers} layers to keep: keep, drop, pick or blocks")
-    if len(ways) > 1:
-        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
-    if options.order != "auto" and ways[0] in ("pick", "blocks"):
-        raise ImpossibleCut(f"order applies to keep and drop only; leave it out with {ways[0]}")
     if options.blocks is not None:
         return _DepthPlan(blocks=check_blocks(layout, options.blocks), of=layers)
     if options.pick is not None:
@@ -67,8 +60,6 @@ def _chosen(model: SentenceTransformer, options: _DepthOptions, context: Context
 def _count(options: _DepthOptions, layers: int) -> int:
     keep = options.keep
     if options.drop is not None:
-        if not 0 <= options.drop < 1:
-            raise ImpossibleCut(f"drop must be at least 0 and under 1, not {options.drop}")
         keep = _layers_left(layers, options.drop)
         if keep == 0:
             raise ImpossibleCut(f"drop {options.drop} leaves none; use keep: 0 for a static model")
@@ -83,8 +74,7 @@ def _count(options: _DepthOptions, layers: int) -> int:
 def _picked(
     model: SentenceTransformer, pick: Literal["small", "large"], scale: float, context: Context
 ) -> _DepthPlan:
-    if context.corpus is None:
-        raise BadInput("pick compares the layers on tuples of query and positive; pass them with --data")
+    assert context.corpus is not None
     training = next((later for later in context.later if isinstance(later, ContrastOptions)), None)
     curve = measure_curve(
         model if training is None else prepared(model, training),

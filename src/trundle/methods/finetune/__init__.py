@@ -12,10 +12,11 @@ Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from trundle.errors import BadInput
 from trundle.methods.contract import (
     KEEP_ZEROS_HELP,
     LENGTH_HELP,
@@ -25,6 +26,7 @@ from trundle.methods.contract import (
     Options,
     Plan,
 )
+from trundle.progress import process_count
 
 _EPOCHS = 3
 
@@ -77,11 +79,22 @@ class _FinetunePlan(Plan):
         return f"{what} for each {inputs}, training for {' or '.join(times)}"
 
 
+def _check(options: _FinetuneOptions, corpus: Any) -> None:
+    if process_count() > 1:
+        raise BadInput("finetune runs in one process only; start it without torchrun or accelerate launch")
+    if options.steps is not None and options.epochs is not None:
+        raise BadInput("steps and epochs both set the length of the training; pass one of them")
+    if corpus is None:
+        raise BadInput("finetune trains on labelled texts; pass them with --data")
+    next(corpus.labelled("train"), None)  # rejects a file without labels
+
+
 FINETUNE = Method(
     name="finetune",
     help="Train on labelled texts or pairs to predict a class or number.",
     options=_FinetuneOptions,
     plans=_FinetunePlan,
     needs_texts=True,
+    check=_check,
     gives_vectors=False,
 )

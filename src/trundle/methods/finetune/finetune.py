@@ -27,7 +27,6 @@ from trundle.model.heads import copy_of, with_new_head, without_head
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of
 from trundle.model.tokens import Features, check_fast_tokenizer, make_tokeniser
-from trundle.progress import process_count
 from trundle.train.batches import Batches, ByLength, Indices
 from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import linear, precision_for
@@ -42,12 +41,7 @@ _Batch = tuple[Features, Tensor]
 
 def plan(model: SentenceTransformer, options: _FinetuneOptions, context: Context) -> _FinetunePlan:
     """Checks the model, the options and all labels."""
-    if process_count() > 1:
-        raise BadInput("finetune runs in one process only; start it without torchrun or accelerate launch")
-    if options.steps is not None and options.epochs is not None:
-        raise BadInput("steps and epochs both set the length of the training; pass one of them")
-    if context.corpus is None:
-        raise BadInput("finetune trains on labelled texts; pass them with --data")
+    assert context.corpus is not None
     limit = model.max_seq_length or LONGEST
     if options.max_length is not None and options.max_length > limit:
         raise BadInput(f"the model takes at most {limit} tokens; pass a max_length up to that")

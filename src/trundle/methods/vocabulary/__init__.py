@@ -15,10 +15,11 @@ Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import ExactFraction, Heal, Healing, Method, Options, Plan
 
 _TokenScore = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
@@ -117,10 +118,28 @@ class _VocabularyPlan(Plan):
         return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}{unread}"
 
 
+def _check(options: _VocabularyOptions, corpus: Any) -> None:
+    ways = [name for name in ("keep", "fraction", "parameters") if getattr(options, name) is not None]
+    if options.score == "seen" and ways:
+        raise ImpossibleCut(f"seen keeps every token that occurs; leave {ways[0]} out")
+    if options.score != "seen" and not ways:
+        raise ImpossibleCut("choose how much to keep with keep (a number), fraction or parameters (a share)")
+    if len(ways) > 1:
+        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
+    for what, share in (("tokens", options.fraction), ("parameters", options.parameters)):
+        if share is not None and not 0 < share <= 1:
+            raise ImpossibleCut(f"the share of {what} to keep must be over 0 and at most 1, not {share}")
+    if options.scored_by is not None and options.score != "attention":
+        raise BadInput("scored_by names the model whose attention is measured; add score: attention")
+    if options.characters == "seen" and corpus is None:
+        raise BadInput("characters: seen needs texts to know which characters occur; pass them with --data")
+
+
 VOCABULARY = Method(
     name="vocabulary",
     help="Keep the tokens that matter in your texts, remove the others.",
     options=_VocabularyOptions,
     plans=_VocabularyPlan,
+    check=_check,
     reads=lambda options: () if options.scored_by is None else (options.scored_by,),
 )

@@ -26,7 +26,6 @@ from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.model.token_map import Vocabulary, read_vocabulary, token_vectors
 from trundle.model.tokenizer import NO_MERGES
 
-_WAYS = ("keep", "fraction", "parameters")
 _LOST_SHOWN = 12
 _SHARES = (2, 4, 8, 16)
 _LOST_SHOWN_PER_SIZE = 5
@@ -42,10 +41,6 @@ def plan(model: SentenceTransformer, options: _VocabularyOptions, context: Conte
         return _VocabularyPlan(kept=tuple(range(vocabulary.size)), of=vocabulary.size, oov=options.oov)
     if options.oov == "unk" and vocabulary.unknown is None:
         raise ImpossibleCut("the model's tokenizer has no unknown token; use oov: decompose")
-    if options.scored_by is not None and options.score != "attention":
-        raise BadInput("scored_by names the model whose attention is measured; add score: attention")
-    if options.characters == "seen" and context.corpus is None:
-        raise BadInput("characters: seen needs texts to know which characters occur; pass them with --data")
     rebuilt = options.oov == "decompose"
     tree = vocabulary.tree if rebuilt else NO_MERGES
     spare = options.clusters if options.oov == "cluster" else 0
@@ -84,25 +79,11 @@ def plan(model: SentenceTransformer, options: _VocabularyOptions, context: Conte
 
 
 def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: _VocabularyOptions) -> int | None:
-    ways = [way for way in _WAYS if getattr(options, way) is not None]
-    if options.score == "seen":
-        if ways:
-            raise ImpossibleCut(f"seen keeps every token that occurs; leave {ways[0]} out")
-        return None
-    if not ways:
-        raise ImpossibleCut("choose how much to keep with keep (a number), fraction or parameters (a share)")
-    if len(ways) > 1:
-        raise ImpossibleCut(f"{ways[0]} and {ways[1]} exclude each other; leave one of them out (or null)")
-    if options.keep is not None:
-        return options.keep
-    share = options.parameters if options.fraction is None else options.fraction
-    assert share is not None
-    if not 0 < share <= 1:
-        what = "parameters" if options.fraction is None else "tokens"
-        raise ImpossibleCut(f"the share of {what} to keep must be over 0 and at most 1, not {share}")
     if options.fraction is not None:
-        return math.floor(share * vocabulary.size)
-    return _tokens_left(*_weights_per_token(model), share)
+        return math.floor(options.fraction * vocabulary.size)
+    if options.parameters is not None:
+        return _tokens_left(*_weights_per_token(model), options.parameters)
+    return options.keep
 
 
 def _tokens_left(row: int, tokens: int, rest: int, share: Fraction) -> int:

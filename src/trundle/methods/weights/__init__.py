@@ -18,10 +18,12 @@ Paper: GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings.
 
 from __future__ import annotations
 
-from typing import Literal
+from fractions import Fraction
+from typing import Any, Literal
 
 from pydantic import Field
 
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import HEAL_HELP, LENGTH_HELP, ExactFraction, Heal, Method, Options, Plan
 
 _WeightScore = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
@@ -29,6 +31,17 @@ _AlignedBy = Literal["row", "tensor"]
 _FisherScale = Literal["mean", "largest", "raw"]
 _Selection = Literal["global", "tensor", "row"]
 _Structure = Literal["unstructured", "neuron", "2:4"]
+_Name = Literal["domain", "general"]
+_HALF = Fraction(1, 2)
+_SOURCES_OF: dict[_WeightScore, tuple[_Name, ...]] = {
+    "gaprune": ("domain", "general"),
+    "magnitude": (),
+    "random": (),
+    "general-fisher": ("general",),
+    "domain-fisher": ("domain",),
+    "wanda": ("domain",),
+}
+"""The sources that each method needs."""
 
 
 class _WeightsOptions(Options):
@@ -116,11 +129,43 @@ def _selection_of(options: _WeightsOptions) -> _Selection:
     return options.selection or ("row" if options.method == "wanda" else "global")
 
 
+def _share(options: _WeightsOptions) -> Fraction:
+    """The share to remove; rejects options that contradict each other."""
+    share = options.sparsity
+    if share is None:
+        if options.structure != "2:4":
+            raise ImpossibleCut("choose the share of weights to remove with sparsity, such as 50%")
+        share = _HALF
+    if not 0 <= share < 1:
+        raise ImpossibleCut(f"sparsity must be at least 0 and under 1, such as 50%, not {share}")
+    if options.structure == "2:4" and share not in (0, _HALF):
+        raise ImpossibleCut("2:4 removes two of each four weights, which is 50%; leave sparsity out")
+    if options.structure == "2:4" and options.selection is not None:
+        raise ImpossibleCut("2:4 compares four weights at a time; leave selection out")
+    if options.heal == "closed-form" and options.structure != "neuron":
+        raise ImpossibleCut("only a model without the removed neurons is healed; leave heal out")
+    if options.structure == "neuron":
+        if options.attention:
+            raise ImpossibleCut("only MLPs have neurons; leave attention out, or prune single weights")
+        if options.selection is not None:
+            raise ImpossibleCut("all layers have one MLP width; leave selection out")
+    return share
+
+
+def _check(options: _WeightsOptions, corpus: Any) -> None:
+    given = {"domain": options.domain or corpus, "general": options.general}
+    for name in _SOURCES_OF[options.method] if _share(options) else ():
+        if given[name] is None:
+            otherwise = ", or with --data FILE" if name == "domain" else "; domain-fisher does not need it"
+            raise BadInput(f"pass the {name} data with --{name} FILE, in a recipe weights.{name}{otherwise}")
+
+
 WEIGHTS = Method(
     name="weights",
     help="Zero or remove the weights that matter least for your domain.",
     options=_WeightsOptions,
     plans=_WeightsPlan,
     needs_texts=True,
+    check=_check,
     reads=lambda options: tuple(file for file in (options.domain, options.general) if file is not None),
 )

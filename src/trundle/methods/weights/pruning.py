@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -27,7 +27,7 @@ from trundle.evaluate import scoring
 from trundle.evaluate.tasks import KnownItemTask
 from trundle.methods.contract import Context
 from trundle.methods.training import HEALING_TEXTS, prompts_by_file
-from trundle.methods.weights import _AlignedBy, _FisherScale, _Selection, _WeightScore, _WeightsOptions
+from trundle.methods.weights import _SOURCES_OF, _AlignedBy, _FisherScale, _Name, _Selection, _WeightsOptions
 from trundle.methods.weights.gradients import _Gradients, _measure_gradients, _measure_norms
 from trundle.model import encode as encode_module
 from trundle.model.heads import copy_of
@@ -36,7 +36,6 @@ from trundle.model.matrices import Matrix, prunable, weight_of
 from trundle.model.surgery import transformer_of
 from trundle.records import NEUTRAL, GradientAlignment, PrunedMatrix, WeightMap
 
-_Name = Literal["domain", "general"]
 _POOL = 4
 """Samples are chosen among this many times their number: clustering more takes long and changes little."""
 _FEWEST = 2
@@ -47,15 +46,6 @@ _ALPHA, _BETA, _GAMMA = 0.2, 0.0, 0.5
 β > 0 penalises them for it: with a small model and validation queries of two domains, β = 0 lost less on the
 domain, and much less on both sources when neurons were removed."""
 _TINY = 1e-30
-_SOURCES_OF: dict[_WeightScore, tuple[_Name, ...]] = {
-    "gaprune": ("domain", "general"),
-    "magnitude": (),
-    "random": (),
-    "general-fisher": ("general",),
-    "domain-fisher": ("domain",),
-    "wanda": ("domain",),
-}
-"""The sources that each method needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +75,9 @@ def _open_source(name: _Name, source: str | None, context: Context) -> _SampleSo
         if key not in context.opened:
             context.opened[key] = read_corpus([source], seed=context.seed, progress=context.progress)
         corpus = context.opened[key]
-    elif name == "domain" and context.corpus is not None:
-        corpus = context.corpus
     else:
-        otherwise = ", or with --data FILE" if name == "domain" else "; domain-fisher does not need it"
-        raise BadInput(f"pass the {name} data with --{name} FILE, in a recipe weights.{name}{otherwise}")
+        assert context.corpus is not None
+        corpus = context.corpus
     try:
         has_tuples = next(corpus.examples(), None) is not None
     except BadInput:  # no columns of tuples

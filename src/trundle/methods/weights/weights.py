@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -11,24 +10,30 @@ from sentence_transformers import SentenceTransformer
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import healed
-from trundle.methods.weights import _selection_of, _WeightsOptions, _WeightsPlan, pruning
-from trundle.methods.weights.pruning import _make_evaluator, _Name, _SampleSource
+from trundle.methods.weights import (
+    _SOURCES_OF,
+    _Name,
+    _selection_of,
+    _share,
+    _WeightsOptions,
+    _WeightsPlan,
+    pruning,
+)
+from trundle.methods.weights.pruning import _make_evaluator, _SampleSource
 from trundle.model import surgery
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.heads import copy_of
-from trundle.model.layout import Layout, layout_of
+from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, with_zeros
 from trundle.model.surgery import Cut, transformer_of
 from trundle.records import WEIGHTS_FILE
-
-_HALF = Fraction(1, 2)
 
 
 def plan(model: SentenceTransformer, options: _WeightsOptions, context: Context) -> _WeightsPlan:
     """Count what will be removed, and read the first samples of both sources."""
     layout = layout_of(transformer_of(model).model)
     matrices = prunable(layout, attention=options.attention)
-    share = _share(options, layout)
+    share = _share(options)
     sizes = [(layout.size(matrix.rows), layout.size(matrix.columns)) for matrix in matrices]
     weights = sum(rows * columns for rows, columns in sizes)
     if share == 0:
@@ -51,36 +56,13 @@ def plan(model: SentenceTransformer, options: _WeightsOptions, context: Context)
     return _WeightsPlan(options=options, zeros=zeros, weights=weights)
 
 
-def _share(options: _WeightsOptions, layout: Layout) -> Fraction:
-    """The share to remove; rejects options that contradict each other."""
-    share = options.sparsity
-    if share is None:
-        if options.structure != "2:4":
-            raise ImpossibleCut("choose the share of weights to remove with sparsity, such as 50%")
-        share = _HALF
-    if not 0 <= share < 1:
-        raise ImpossibleCut(f"sparsity must be at least 0 and under 1, such as 50%, not {share}")
-    if options.structure == "2:4" and share not in (0, _HALF):
-        raise ImpossibleCut("2:4 removes two of each four weights, which is 50%; leave sparsity out")
-    if options.structure == "2:4" and options.selection is not None:
-        raise ImpossibleCut("2:4 compares four weights at a time; leave selection out")
-    if options.heal == "closed-form" and options.structure != "neuron":
-        raise ImpossibleCut("only a model without the removed neurons is healed; leave heal out")
-    if options.structure == "neuron":
-        if options.attention:
-            raise ImpossibleCut("only MLPs have neurons; leave attention out, or prune single weights")
-        if options.selection is not None:
-            raise ImpossibleCut(f"{layout.family.name} has one MLP width for all layers; leave selection out")
-    return share
-
-
 def _open_sources(options: _WeightsOptions, context: Context) -> list[_SampleSource]:
     """The sources that the method needs, and others that were passed for evaluation."""
     files: dict[_Name, str | None] = {"domain": options.domain, "general": options.general}
     return [
         pruning._open_source(name, file, context)
         for name, file in files.items()
-        if name in pruning._SOURCES_OF[options.method] or file is not None
+        if name in _SOURCES_OF[options.method] or file is not None
     ]
 
 
@@ -111,7 +93,7 @@ def apply(model: SentenceTransformer, plan: _WeightsPlan, context: Context) -> A
         if options.structure == "2:4":
             removed = {name: pruning._two_of_four(score) for name, score in scores.items()}
         else:
-            removed = pruning._choose(scores, options.sparsity or _HALF, _selection_of(options))
+            removed = pruning._choose(scores, _share(options), _selection_of(options))
         small = copy_of(model)
         with_zeros(small, removed)
         left = {name: int((~mask).sum()) for name, mask in removed.items()}

@@ -18,10 +18,11 @@ Paper: Multi-Scale Model Compression via Nested Matrix Learning (NML).
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import (
     ACCUMULATE_HELP,
     HEAL_HELP,
@@ -36,6 +37,7 @@ from trundle.methods.contract import (
     Plan,
     listed,
 )
+from trundle.progress import process_count
 
 _FULL: Literal["full"] = "full"
 _Objective = Literal["align", "contrast"]
@@ -152,6 +154,23 @@ def _additional_models(plan: _WidthPlan) -> tuple[str, ...]:
     return tuple(_folder_name(width) for width in (Fraction(1), *plan.widths) if width != plan.result)
 
 
+def _check(options: _WidthOptions, corpus: Any) -> None:
+    if options.extract is not None:
+        return
+    if options.start == "random":
+        raise BadInput("start: random belongs to extract; leave it out when sizes are trained together")
+    if options.heal == "closed-form":
+        raise BadInput("heal belongs to extract; leave it out when sizes are trained together")
+    if not options.widths or max(options.widths) >= 1:
+        raise ImpossibleCut("widths are shares under 1 of the model's width; pass some such as 1/2,1/4")
+    if options.result != _FULL and options.result not in options.widths:
+        raise BadInput(f"the result {options.result} is not one of the widths; add it to widths")
+    if process_count() > 1:
+        raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
+    if corpus is None:
+        raise BadInput("width trains on texts; pass them with --data")
+
+
 WIDTH = Method(
     name="width",
     help="Train a model and narrow ones inside it, or extract one size.",
@@ -159,5 +178,6 @@ WIDTH = Method(
     plans=_WidthPlan,
     additional=_additional_models,
     needs_texts=True,
+    check=_check,
     enters_space=lambda options: options.extract is None and options.objective != "contrast",
 )

@@ -11,12 +11,12 @@ from sentence_transformers import SentenceTransformer
 
 from trundle.cache import model_folder
 from trundle.embedder import LONGEST
-from trundle.errors import BadInput, ImpossibleCut
+from trundle.errors import BadInput
 from trundle.methods.align import AlignOptions
 from trundle.methods.align.teacher_vectors import targets_for
 from trundle.methods.contract import Applied, Context
 from trundle.methods.training import healed, plan_healing
-from trundle.methods.width import _FULL, _HALF, _Select, _WidthOptions, _WidthPlan
+from trundle.methods.width import _HALF, _Select, _WidthOptions, _WidthPlan
 from trundle.methods.width.importance import _cut_for, _prepare
 from trundle.methods.width.nesting import _fitted_map, _nest_together
 from trundle.model import heads
@@ -25,7 +25,6 @@ from trundle.model.layout import Layout, layout_of
 from trundle.model.load import nested_in
 from trundle.model.nested import Selection, at_width, default_select, is_trained, untrained
 from trundle.model.surgery import Cut, narrow_modules, transformer_of
-from trundle.progress import process_count
 from trundle.teacher.teacher import original_teacher
 
 
@@ -34,17 +33,7 @@ def plan(model: SentenceTransformer, options: _WidthOptions, context: Context) -
     layout = layout_of(transformer_of(model).model)
     if options.extract is not None:
         return _plan_extract(model, layout, options, context)
-    if options.start == "random":
-        raise BadInput("start: random belongs to extract; leave it out when sizes are trained together")
-    if options.heal == "closed-form":
-        raise BadInput("heal belongs to extract; leave it out when sizes are trained together")
     widths = tuple(sorted(set(options.widths), reverse=True))
-    if not widths or widths[0] >= 1:
-        raise ImpossibleCut("widths are shares under 1 of the model's width; pass some such as 1/2,1/4")
-    if options.result != _FULL and options.result not in widths:
-        raise BadInput(f"the result {options.result} is not one of the widths; add it to widths")
-    if process_count() > 1:
-        raise BadInput("width runs in one process only; start it without torchrun or accelerate launch")
     objective = options.objective
     if objective == "auto":
         # A bare backbone has no modules.json.
@@ -70,8 +59,7 @@ def _default_select(layout: Layout, narrowest: Fraction) -> _Select:
 
 def _check_training(model: SentenceTransformer, plan: _WidthPlan, cuts: list[Cut], context: Context) -> None:
     options, aligns = plan.options, plan.objective == "align"
-    if context.corpus is None:
-        raise BadInput("width trains on texts; pass them with --data")
+    assert context.corpus is not None
     longest = model.max_seq_length or LONGEST
     if options.max_length is not None and aligns:
         raise BadInput("only contrast truncates texts to max_length; leave it out")
