@@ -144,7 +144,7 @@ def test_a_model_of_an_unknown_family_learns_teaches_and_is_exported(
     whole = SentenceTransformer(str(bert), device="cpu")
     student = trundle.distill(other, whole, FEW, steps=2, output=tmp_path / "student").model
     assert student.get_embedding_dimension() == whole.get_embedding_dimension()
-    taught = trundle.distill(bert, trundle.load(other), FEW, steps=2, output=tmp_path / "taught")
+    taught = trundle.distill(bert, trundle.load(other), TEXTS, steps=2, output=tmp_path / "taught")
     assert taught.fidelity is not None
     vector = trundle.export_model(student, output=tmp_path / "graph").encode("a text")
     np.testing.assert_allclose(vector, student.encode("a text"), atol=1e-4)
