@@ -336,3 +336,31 @@ def test_a_channel_with_outliers_does_not_cost_the_others_their_precision(
         options=ExportOptions(calibrate=TEXTS, limits=ANY),
     )
     assert exported.closeness.mean_cosine > 0.998
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4+int8"])
+def test_a_token_with_outliers_does_not_cost_the_others_their_precision(
+    precision: Precision, tmp_path: Path
+) -> None:
+    """A decoder whose first token is hundreds of times as large as the others in the middle of each MLP."""
+    model = pico.model("llama", str(tmp_path / "backbone"), hidden_size=64, intermediate_size=128)
+    backbone = model[0].model
+    first = model.preprocess(TEXTS)["input_ids"][:, 0].unique()
+    with torch.no_grad():
+        backbone.embed_tokens.weight[:, 7] = 0
+        backbone.embed_tokens.weight[first, 7] = 8 * backbone.embed_tokens.weight.std()
+        for layer in backbone.layers:
+            layer.mlp.down_proj.weight *= 300  # so that the small values of the other tokens matter
+            layer.mlp.down_proj.weight[7] = 0  # this channel only tells which token is large
+            layer.self_attn.o_proj.weight[7] = 0
+            for matrix in (layer.mlp.gate_proj, layer.mlp.up_proj):
+                matrix.weight[:, 7] = 20 * matrix.weight.std()
+    put_on_grid(grid_weights(model))
+    model.save_pretrained(str(tmp_path / "model"))
+    exported = export_model(
+        str(tmp_path / "model"),
+        to="onnx",
+        precision=precision,
+        options=ExportOptions(calibrate=TEXTS, limits=ANY),
+    )
+    assert exported.closeness.mean_cosine > 0.997

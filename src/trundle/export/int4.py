@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trundle.embedder import Vectors
 from trundle.export import int8
+from trundle.export.int8 import _node
 from trundle.export.tracing import _save_onnx, _with_short_names, onnx
 from trundle.model.matrices import BLOCK, fits_grid, on_grid
 
@@ -75,7 +76,7 @@ def _with_requantised_matrices(
         matrix = floats.get(plain := weight.removesuffix(_TRANSPOSED))
         if matrix is not None and name in stored:
             codes, scales = (onnx.numpy_helper.to_array(stored[each]) for each in (name, f"{weight}_scale"))
-            evening = stored.get(int8._evening(sources[plain]))
+            evening = stored.get(f"{sources[plain]}{int8._EVENING}")
             factors = None if evening is None else onnx.numpy_helper.to_array(evening)
             columns = _as_stored(matrix, factors, codes, scales)
             if columns is not None and fits_grid(*columns.T.shape):
@@ -208,7 +209,3 @@ def _dequantised(
     if over is not None:
         nodes.append(_node("Div", [factor, over], f"{out}_factor"))
     return [*nodes, _node("Mul", [f"{out}_sixteenfold", f"{out}_factor"], out)]
-
-
-def _node(kind: str, inputs: Sequence[str], output: str, **attributes: object) -> onnx.NodeProto:
-    return onnx.helper.make_node(kind, inputs, [output], f"{output}_{kind}", **attributes)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +13,34 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from trundle.embedder import Vectors
-from trundle.export.tracing import _save_onnx, _with_short_names, onnx, onnxruntime
+from trundle.export.tracing import _quiet, _save_onnx, _with_short_names, onnx, onnxruntime
 
 _IN_FLOAT = "_in_float"
 """Ends the names of the matmuls of outliers."""
+_EVENING = "_evening"
+"""Ends the names of the tensors that inputs of matmuls are multiplied by."""
 _SMALLEST = 4096
 """Values from which int8 saves more than its additional nodes cost."""
 _SHIFTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 """How far the range of an input's channel may be moved into the matrix; 1: all of it."""
-_COMPARED_WITH = 4
-"""Texts on which the gains of an input are compared."""
 _OUTLIERS = 8
 """Channels that a float matmul may take from an int8 one."""
 _WORTH = 0.9
 """The share of the error that may be left for such a matmul to be worth its time."""
 
 _Inputs = Mapping[str, NDArray[np.int64]]
-_Gains = Mapping[str, Vectors]
-"""For each input of matmuls, by name: what its channels are divided by and the matrices' rows multiplied.
 
-Channels with an infinite gain are left out of int8: a float matmul of their own adds their part.
-"""
+
+class _Gain(NamedTuple):
+    """How an input of matmuls is evened out before it is rounded."""
+
+    channels: Vectors
+    """What they are divided by and the matrices' rows multiplied; infinite: left to a float matmul."""
+    by_token: bool = False
+    """Whether each token is divided by its largest value, and what the matrices make of it multiplied."""
+
+
+_Gains = Mapping[str, _Gain]
 
 
 def _write_float16(traced: Path, path: Path) -> None:
@@ -58,7 +64,8 @@ def _with_even_inputs(model: onnx.ModelProto, gains: _Gains, *, keep: Sequence[s
 
     An input has one int8 scale for all channels, so one channel with outliers costs all others their
     precision (SmoothQuant, https://arxiv.org/abs/2211.10438). One multiplication serves all matmuls that
-    read the same input. Matmuls in `keep` stay as they are.
+    read the same input. The same for tokens: a decoder's first token can be twenty times as large as all
+    others. Matmuls in `keep` stay as they are.
     """
     users = Counter(name for node in model.graph.node for name in node.input)
     known = {name: source for name, (source, _) in _matmuls(model).items() if name not in keep}
@@ -70,51 +77,56 @@ def _with_even_inputs(model: onnx.ModelProto, gains: _Gains, *, keep: Sequence[s
         if source not in gains or users[node.input[1]] > 1:
             nodes.append(node)
             continue
-        outliers = np.flatnonzero(np.isinf(gains[source]))
+        gain = gains[source]
+        outliers = np.flatnonzero(np.isinf(gain.channels))
         if source not in evened:
             evened.add(source)
-            nodes += _even_input(model, source, gains[source], outliers)
+            nodes += _even_input(model, source, gain)
         tensor = stored[node.input[1]]
         matrix = onnx.numpy_helper.to_array(tensor)
         columns = matrix.T if _is_transposed(node) else matrix
-        scaled = _scaled_rows(columns, gains[source])
+        scaled = _scaled_rows(columns, gain.channels)
         scaled = np.ascontiguousarray(scaled.T if _is_transposed(node) else scaled)
         tensor.CopyFrom(onnx.numpy_helper.from_array(scaled, tensor.name))
         node.input[0] = f"{source}_even"
         nodes.append(node)
+        out = node.output[0]
+        node.output[0] = rest = f"{out}_rest" if outliers.size else out
+        if gain.by_token:
+            node.output[0] = f"{out}_even"
+            nodes.append(_node("Mul", [node.output[0], f"{source}_largest"], rest))
         if outliers.size:
-            out, rest, rows = node.output[0], f"{node.output[0]}_rest", f"{node.name}_rows"
+            rows = f"{node.name}_rows"
             _store(model, {rows: np.ascontiguousarray(columns[outliers])})
-            node.output[0] = rest
             nodes += [
-                onnx.helper.make_node(
-                    "MatMul", [f"{source}_outliers", rows], [f"{out}_outliers"], f"{node.name}{_IN_FLOAT}"
-                ),
-                onnx.helper.make_node("Add", [rest, f"{out}_outliers"], [out], f"{node.name}_sum"),
+                _node("MatMul", [f"{source}_outliers", rows], f"{out}_outliers", f"{node.name}{_IN_FLOAT}"),
+                _node("Add", [rest, f"{out}_outliers"], out),
             ]
     return _replace_nodes(model, nodes)
 
 
-def _even_input(
-    model: onnx.ModelProto, source: str, gain: Vectors, outliers: NDArray[np.int64]
-) -> list[onnx.NodeProto]:
+def _even_input(model: onnx.ModelProto, source: str, gain: _Gain) -> list[onnx.NodeProto]:
     """The nodes that divide an input by its gain, and that pick its outliers before that."""
-    _store(model, {_evening(source): (1 / gain).astype(np.float32)})
-    even = onnx.helper.make_node("Mul", [source, _evening(source)], [f"{source}_even"], f"{source}_Mul")
-    if not outliers.size:
-        return [even]
-    _store(model, {f"{source}_channels": outliers})
-    inputs = [source, f"{source}_channels"]
-    return [
-        even,
-        onnx.helper.make_node("Gather", inputs, [f"{source}_outliers"], f"{source}_Gather", axis=-1),
-    ]
+    even, tokens = f"{source}_even", f"{source}_tokens"
+    _store(model, {f"{source}{_EVENING}": (1 / gain.channels).astype(np.float32)})
+    nodes = [_node("Mul", [source, f"{source}{_EVENING}"], tokens if gain.by_token else even)]
+    if gain.by_token:
+        _store(model, {f"{source}_axis": np.array([-1]), f"{source}_least": np.array([1e-12], np.float32)})
+        nodes += [
+            _node("Abs", [tokens], f"{source}_sizes"),
+            _node("ReduceMax", [f"{source}_sizes", f"{source}_axis"], f"{source}_top", keepdims=1),
+            _node("Max", [f"{source}_top", f"{source}_least"], f"{source}_largest"),
+            _node("Div", [tokens, f"{source}_largest"], even),
+        ]
+    if (outliers := np.flatnonzero(np.isinf(gain.channels))).size:
+        _store(model, {f"{source}_channels": outliers})
+        nodes.append(_node("Gather", [source, f"{source}_channels"], f"{source}_outliers", axis=-1))
+    return nodes
 
 
 def _scaled_rows(matrix: Vectors, gain: Vectors) -> Vectors:
     """A matrix (in, out) for an input that is divided by the gain; rows of outliers are zero."""
-    factors = np.where(np.isinf(gain), 0, gain)
-    return np.asarray(matrix * factors[:, None], dtype=np.float32)
+    return np.asarray(matrix * np.where(np.isinf(gain), 0, gain)[:, None], dtype=np.float32)
 
 
 def _with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -131,12 +143,11 @@ def _with_int8_tables(model: onnx.ModelProto) -> onnx.ModelProto:
         name, ids, out = table.name, node.input[1], node.output[0]
         model.graph.initializer.remove(table)
         _store(model, {f"{name}_int8": rows, f"{name}_scale": scales})
-        make, single = onnx.helper.make_node, onnx.TensorProto.FLOAT
         nodes += [
-            make("Gather", [f"{name}_int8", ids], [f"{out}_int8"], f"{node.name}_int8", axis=0),
-            make("Gather", [f"{name}_scale", ids], [f"{out}_scale"], f"{node.name}_scale", axis=0),
-            make("Cast", [f"{out}_int8"], [f"{out}_cast"], f"{node.name}_cast", to=single),
-            make("Mul", [f"{out}_cast", f"{out}_scale"], [out], f"{node.name}_scaled"),
+            _node("Gather", [f"{name}_int8", ids], f"{out}_int8", axis=0),
+            _node("Gather", [f"{name}_scale", ids], f"{out}_scale", axis=0),
+            _node("Cast", [f"{out}_int8"], f"{out}_cast", to=onnx.TensorProto.FLOAT),
+            _node("Mul", [f"{out}_cast", f"{out}_scale"], out),
         ]
     return _replace_nodes(model, nodes)
 
@@ -152,27 +163,21 @@ def _with_int8_matmuls(
     plain, quantised = folder / "making-whole.onnx", folder / "making-int8.onnx"
     try:
         _save_onnx(model, plain)
-        logging.getLogger().addFilter(_no_advice)
-        quantize_dynamic(
-            plain,
-            quantised,
-            per_channel=True,
-            reduce_range=older_cpus,
-            weight_type=QuantType.QInt8,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=[*keep, *floats],
-            use_external_data_format=(folder / f"{plain.name}_data").exists(),
-        )
+        with _quiet("root"):  # its advice to prepare the graph: it is prepared
+            quantize_dynamic(
+                plain,
+                quantised,
+                per_channel=True,
+                reduce_range=older_cpus,
+                weight_type=QuantType.QInt8,
+                op_types_to_quantize=["MatMul", "Gemm"],
+                nodes_to_exclude=[*keep, *floats],
+                use_external_data_format=(folder / f"{plain.name}_data").exists(),
+            )
         return onnx.load(quantised)
     finally:
-        logging.getLogger().removeFilter(_no_advice)
         for leftover in folder.glob("making-*"):
             leftover.unlink()
-
-
-def _no_advice(record: logging.LogRecord) -> bool:
-    """Drop the quantiser's advice to prepare the graph: it is prepared."""
-    return "pre-processing" not in record.getMessage()
 
 
 def _with_stored_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -188,9 +193,7 @@ def _with_stored_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
             model.graph.initializer.remove(floats[name])
             _store(model, {f"{name}_stored": codes, f"{name}_stored_scale": scales})
             inputs = [f"{name}_stored", f"{name}_stored_scale"]
-            nodes.append(
-                onnx.helper.make_node("DequantizeLinear", inputs, [name], f"{name}_opened", axis=axis)
-            )
+            nodes.append(_node("DequantizeLinear", inputs, name, axis=axis))
         nodes.append(node)
     return _replace_nodes(model, nodes)
 
@@ -217,6 +220,12 @@ def _is_transposed(node: onnx.NodeProto) -> bool:
     return any(each.name == "transB" and each.i for each in node.attribute)
 
 
+def _node(
+    kind: str, inputs: Sequence[str], output: str, name: str = "", **attributes: object
+) -> onnx.NodeProto:
+    return onnx.helper.make_node(kind, inputs, [output], name or f"{output}_{kind}", **attributes)
+
+
 def _store(model: onnx.ModelProto, tensors: Mapping[str, NDArray[np.generic]]) -> None:
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(content, name) for name, content in tensors.items()
@@ -241,53 +250,59 @@ def _matmuls(model: onnx.ModelProto) -> dict[str, tuple[str, Vectors]]:
     return found
 
 
-def _int8_error(texts: Sequence[Vectors], matrix: Vectors, gain: Vectors) -> float:
+def _inputs_with_bias(model: onnx.ModelProto) -> set[str]:
+    """The inputs of matmuls that add a bias, which runtimes fuse unless something comes in between."""
+    stored = {each.name for each in model.graph.initializer}
+    adding = [{*node.input} for node in model.graph.node if node.op_type == "Add"]
+    added = set().union(*(names - stored for names in adding if names & stored))
+    return {node.input[0] for node in model.graph.node if node.op_type == "Gemm" or added & {*node.output}}
+
+
+def _int8_error(texts: Sequence[Vectors], matrix: Vectors, gain: _Gain) -> float:
     """Relative error of a matmul with one int8 scale for each text's input and one per column."""
-    scaled = _scaled_rows(matrix, gain)
+    scaled = _scaled_rows(matrix, gain.channels)
     scales = np.maximum(np.abs(scaled).max(axis=0, keepdims=True), 1e-12) / 127
-    inputs = [each / gain for each in texts]
-    rounded = np.concatenate(list(map(_rounded_input, inputs))) @ (np.rint(scaled / scales) * scales)
-    lost = np.linalg.norm(np.concatenate(inputs) @ scaled - rounded)
+    inputs = [each / gain.channels for each in texts]
+    rounded = np.concatenate([_rounded_input(each, by_token=gain.by_token) for each in inputs])
+    lost = np.linalg.norm(np.concatenate(inputs) @ scaled - rounded @ (np.rint(scaled / scales) * scales))
     return float(lost / max(float(np.linalg.norm(np.concatenate(texts) @ matrix)), 1e-12))
 
 
-def _rounded_input(values: Vectors) -> Vectors:
-    step = max(float(values.max(initial=0) - values.min(initial=0)), 1e-12) / 255
-    return np.asarray(np.rint(values / step) * step, dtype=np.float32)
-
-
-def _evening(source: str) -> str:
-    """The name of the tensor that an input of matmuls is multiplied by."""
-    return f"{source}_evening"
+def _rounded_input(values: Vectors, *, by_token: bool) -> Vectors:
+    largest = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-12) if by_token else np.float32(1)
+    even = values / largest
+    step = max(float(even.max(initial=0) - even.min(initial=0)), 1e-12) / 255
+    return np.asarray(np.rint(even / step) * step * largest, dtype=np.float32)
 
 
 def _best_gain(
-    range_: Vectors, matrices: Sequence[Vectors], inputs: Sequence[Vectors], *, outliers: int
-) -> Vectors:
-    """The gain of an input's channels with the least error, from their largest values and their rows'.
+    range_: Vectors, matrices: Sequence[Vectors], inputs: Sequence[Vectors], *, outliers: int, by_token: bool
+) -> tuple[_Gain, list[float]]:
+    """The gain of an input with the least error, from the ranges of its channels, and its matrices' errors.
 
     If the matrix has more inputs than outputs, as the second one of an MLP, `outliers` of the channels get an
     infinite gain where that is worth its time.
     """
     rows = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
 
-    def gain(shift: float) -> Vectors:
+    def moved(shift: float) -> Vectors:
         if shift == 0:
             return np.ones_like(range_)
         raw = _floored(range_) ** shift / _floored(rows) ** (1 - shift)
         return np.asarray(raw / np.exp(np.log(raw).mean()), dtype=np.float32)
 
-    def error(gain: Vectors) -> float:
-        return sum(_int8_error(inputs, matrix, gain) for matrix in matrices)
+    def best(channels: Sequence[Vectors]) -> tuple[_Gain, list[float]]:
+        tried = [_Gain(each, by_token) for each in channels]
+        errors = [[_int8_error(inputs, matrix, gain) for matrix in matrices] for gain in tried]
+        return min(zip(tried, errors, strict=True), key=lambda one: sum(one[1]))
 
-    plain = list(map(gain, _SHIFTS))
-    best, least = min(((each, error(each)) for each in plain), key=itemgetter(1))
+    plain = list(map(moved, _SHIFTS))
+    whole = best(plain)
     if outliers == 0 or len(matrices) > 1 or matrices[0].shape[0] <= matrices[0].shape[1]:
-        return best  # to add as many outputs as there are inputs, or more, takes too long
-    split = np.isin(np.arange(len(range_)), np.argsort(-range_, kind="stable")[:outliers])
-    plain = [np.where(split, np.float32(np.inf), each) for each in plain]
-    other, left = min(((each, error(each)) for each in plain), key=itemgetter(1))
-    return other if left < _WORTH * least else best
+        return whole  # to add as many outputs as there are inputs, or more, takes too long
+    left_out = np.isin(np.arange(len(range_)), np.argsort(-range_, kind="stable")[:outliers])
+    split = best([np.where(left_out, np.float32(np.inf), each) for each in plain])
+    return split if sum(split[1]) < _WORTH * sum(whole[1]) else whole
 
 
 def _floored(values: Vectors) -> Vectors:
@@ -316,25 +331,23 @@ def _calibrated(
     finally:
         for leftover in path.parent.glob("probed.onnx*"):
             leftover.unlink()
-    widths = {source: len(matrix) for source, matrix in known.values()}
+    widths, with_bias = {source: len(matrix) for source, matrix in known.values()}, _inputs_with_bias(model)
     ranges = {name: np.zeros(widths[name], dtype=np.float32) for name in names}
     for sample in samples:
         for name, values in zip(names, session.run(names, dict(sample)), strict=True):
             np.maximum(ranges[name], np.abs(values.reshape(-1, widths[name])).max(axis=0), out=ranges[name])
-    runs = [session.run(names, dict(sample)) for sample in probes[:_COMPARED_WITH]]
-    gains = {
-        name: _best_gain(
+    runs = [session.run(names, dict(sample)) for sample in probes]
+    errors: dict[str, float] = {}
+    gains: dict[str, _Gain] = {}
+    for place, name in enumerate(names):
+        readers = {node: matrix for node, (source, matrix) in known.items() if source == name}
+        gains[name], lost = _best_gain(
             ranges[name],
-            [matrix for source, matrix in known.values() if source == name],
+            list(readers.values()),
             [values[place].reshape(-1, widths[name]) for values in runs],
             outliers=_OUTLIERS if split else 0,
+            by_token=name not in with_bias,
         )
-        for place, name in enumerate(names)
-    }
-    errors = dict.fromkeys(known, 0.0)
-    for sample in probes:
-        seen = dict(zip(names, session.run(names, dict(sample)), strict=True))
-        for node, (source, matrix) in known.items():
-            errors[node] += _int8_error([seen[source].reshape(-1, widths[source])], matrix, gains[source])
-    needed = {name: gain for name, gain in gains.items() if (gain != 1).any()}
+        errors |= zip(readers, lost, strict=True)
+    needed = {name: gain for name, gain in gains.items() if gain.by_token or (gain.channels != 1).any()}
     return sorted(errors, key=lambda node: (-errors[node], node)), needed

@@ -36,7 +36,8 @@ from trundle.runtime.model import Reader, padded
 
 _CALIBRATED_ON = 48
 _MEASURED_ON = 96
-_PROBED_WITH = 16
+_PROBED = slice(0, 12, 3)
+"""The samples on which errors are compared."""
 _FEWEST_TEXTS = 40
 _MOST_TEXTS = 2000
 _HALF_COSINE = 0.999
@@ -133,7 +134,7 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
         with job.progress.task("measuring the inputs of matmuls", None):
             # The matrices of int4 are scaled on loading, by the same gains, so these must be finite.
             split = row.weights == "int8"
-            order, gains = _calibrated(job.traced, samples, _spread(samples, _PROBED_WITH), split=split)
+            order, gains = _calibrated(job.traced, samples, samples[_PROBED], split=split)
     # onnxruntime quantises inputs per batch, so a text must not share one.
     alone = job.graph.engine == "onnx" and bool(order)
     job = replace(job, graph=replace(job.graph, one_by_one=alone))
@@ -161,29 +162,17 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     )
 
 
-def _write(
-    job: _GraphJob,
-    row: GraphFormat,
-    samples: Sequence[_Inputs],
-    gains: _Gains,
-    *,
-    keep: list[str],
-    older_cpus: bool,
-) -> None:
+def _write(job: _GraphJob, row: GraphFormat, samples: Sequence[_Inputs], gains: _Gains, **how: Any) -> None:
     if row.engine == "openvino":
         from trundle.export.openvino import _write_openvino_int8
 
-        _write_openvino_int8(job.traced, job.path, samples, keep=keep, older_cpus=older_cpus)
+        _write_openvino_int8(job.traced, job.path, samples, **how)
     elif row.tokens == "int4":
-        _write_int8_with_int4_tokens(
-            job.traced, job.path, gains, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
-        )
+        _write_int8_with_int4_tokens(job.traced, job.path, gains, tokens=token_rows(job.model), **how)
     elif row.weights == "int8":
-        _write_int8(job.traced, job.path, gains, keep=keep, older_cpus=older_cpus)
+        _write_int8(job.traced, job.path, gains, **how)
     elif row.matmuls == "int8":
-        _write_int4_with_int8_matmuls(
-            job.traced, job.path, gains, tokens=token_rows(job.model), keep=keep, older_cpus=older_cpus
-        )
+        _write_int4_with_int8_matmuls(job.traced, job.path, gains, tokens=token_rows(job.model), **how)
     else:
         _write_int4(job.traced, job.path, tokens=token_rows(job.model))
 
@@ -198,8 +187,9 @@ def _split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """The texts to calibrate on, and some of every second one to measure the loss on."""
     distinct = list(dict.fromkeys(texts))
     if len(distinct) < _FEWEST_TEXTS:
-        few = f"{len(distinct)} different texts are too few"
-        raise BadInput(f"{few}; pass {_FEWEST_TEXTS} or more with --data")
+        raise BadInput(
+            f"{len(distinct)} different texts are too few; pass {_FEWEST_TEXTS} or more with --data"
+        )
     measured = _spread(distinct[1::2], _MEASURED_ON)
     taken = set(measured)
     return [text for text in distinct if text not in taken], measured
