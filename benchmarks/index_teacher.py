@@ -147,8 +147,10 @@ def measure(
     from trundle.embedder import top_agreement
     from trundle.evaluate.index_check import _score_rows
     from trundle.evaluate.retrieval import nearest
+    from trundle.index.rows import SearchedRows
 
-    free = _score_rows(student, rows, index, asked)
+    searched = SearchedRows(index="rows", texts=rows, vectors=index, total=len(rows))
+    free = _score_rows(student, searched, asked)
     best, found = (nearest(each, index, 10) for each in (np.stack(truth), student.query(queries)))
     return {
         "rows agree": round(free.agreement, 4),

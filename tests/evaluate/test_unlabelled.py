@@ -11,6 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 from trundle.embedder import Embedder, Similarity, Vectors
 from trundle.evaluate.index_check import _opening_words, _score_rows, _script_of
 from trundle.evaluate.retrieval import nearest
+from trundle.index.rows import SearchedRows
 
 RNG = np.random.default_rng(0)
 TEXTS = [f"Title of row {number}. {'More about it. ' * (number % 90)}" for number in range(300)]
@@ -28,6 +29,10 @@ def student(noise: float) -> Embedder:
         return (found + noise * np.random.default_rng(1).normal(size=found.shape)).astype(np.float32)
 
     return Embedder(name="student", text=encode, query=encode, document=encode)
+
+
+def rows(similarity: Similarity = "cosine") -> SearchedRows:
+    return SearchedRows(index="rows", texts=TEXTS, vectors=VECTORS, total=300, similarity=similarity)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "l2"])
@@ -49,7 +54,7 @@ def test_inner_products_prefer_long_vectors() -> None:
 
 @pytest.mark.parametrize("similarity", ["cosine", "inner product", "l2"])
 def test_the_stored_vectors_themselves_find_everything(similarity: Similarity) -> None:
-    found = _score_rows(student(0.0), TEXTS, VECTORS, range(0, 300, 3), similarity=similarity)
+    found = _score_rows(student(0.0), rows(similarity), range(0, 300, 3))
     assert (found.queries, found.agreement, found.first) == (100, 1.0, 1.0)
     assert found.known_item is not None
     assert found.known_item == 1.0 or similarity == "inner product"
@@ -57,7 +62,7 @@ def test_the_stored_vectors_themselves_find_everything(similarity: Similarity) -
 
 def test_agreement_falls_with_noise_in_every_group() -> None:
     asked = range(120)
-    near, far = (_score_rows(student(noise), TEXTS, VECTORS, asked) for noise in (0.2, 5.0))
+    near, far = (_score_rows(student(noise), rows(), asked) for noise in (0.2, 5.0))
     assert 1 > near.agreement > far.agreement
     assert near.known_item is not None
     assert far.known_item is not None

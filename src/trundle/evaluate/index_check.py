@@ -12,15 +12,16 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trundle.embedder import Embedder, Similarity, Vectors, check_vectors, top_agreement
+from trundle.embedder import Embedder, Vectors, check_vectors, top_agreement
 from trundle.errors import BadInput
-from trundle.evaluate.retrieval import _paired_cosines, nearest, unit
-from trundle.index.rows import IndexReader, draw_sample
+from trundle.evaluate.retrieval import _paired_cosines, nearest
+from trundle.index.rows import IndexReader, SearchedRows, draw_sample
 from trundle.progress import SILENT, Progress
 
 _AT = 10
@@ -41,18 +42,6 @@ _FEWEST = 5
 """A group of fewer rows is not listed: its mean says nothing."""
 _LETTERS = 200
 """Letters that decide the script of a text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchedRows:
-    """The rows of an index that are searched, and how it compares vectors."""
-
-    index: str
-    texts: Sequence[str]
-    vectors: Vectors
-    total: int
-    """The number of all rows of the index."""
-    similarity: Similarity = "cosine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,23 +115,14 @@ def check_index(
     """
     if queries and teacher is None:
         raise BadInput("your own queries need the teacher; name it with --teacher")
-    drawn = draw_sample(index, texts, seed)
-    if len(drawn.texts) < _LEAST_TEXTS:
-        raise BadInput(
-            f"{index.where} holds {len(drawn.texts)} texts; the check needs {_LEAST_TEXTS} or more"
-        )
-    rows = SearchedRows(
-        index=index.where,
-        texts=drawn.texts,
-        vectors=drawn.vectors,
-        total=drawn.total,
-        similarity=index.metric,
-    )
+    rows = draw_sample(index, texts, seed)
+    if len(rows.texts) < _LEAST_TEXTS:
+        raise BadInput(f"{rows.index} holds {len(rows.texts)} texts; the check needs {_LEAST_TEXTS} or more")
     if teacher is None:
-        return check_rows(rows, student, range(min(most_queries, len(drawn.texts))), progress=progress)
-    some = list(drawn.texts[:_COMPARED])
-    built = _cosine(_vectors(teacher, "document", some, progress), drawn.vectors[: len(some)])
-    openings = list(dict.fromkeys(filter(None, map(_opening_words, drawn.texts))))
+        return check_rows(rows, student, range(min(most_queries, len(rows.texts))), progress=progress)
+    some = list(rows.texts[:_COMPARED])
+    built = _cosine(_vectors(teacher, "document", some, progress), rows.vectors[: len(some)])
+    openings = list(dict.fromkeys(filter(None, map(_opening_words, rows.texts))))
     words = (list(dict.fromkeys(queries)) or openings)[:most_queries]
     source = "yours" if queries else "the first sentences of its texts"
     found = check_queries(rows, student, teacher, words, progress=progress)
@@ -155,8 +135,7 @@ def check_rows(
     """Measure what the student finds in some rows, which are asked in place of queries."""
     one = check_vectors(student.document(rows.texts[:1]), rows.texts[:1], student.name)
     _check_width(one, rows, student.name)
-    by = rows.similarity
-    found = _score_rows(student, rows.texts, rows.vectors, asked, similarity=by, progress=progress)
+    found = _score_rows(student, rows, asked, progress=progress)
     return IndexCheck(
         index=rows.index,
         student=student.name,
@@ -223,7 +202,7 @@ def _of_rows(found: _RowScores) -> list[str]:
 
 
 def _cosine(ours: Vectors, theirs: Vectors) -> float:
-    return float(np.einsum("ij,ij->i", unit(ours), unit(theirs)).mean())
+    return float(_paired_cosines(ours, theirs).mean(dtype=np.float64))
 
 
 def _vectors(embedder: Embedder, role: str, texts: Sequence[str], progress: Progress) -> Vectors:
@@ -260,37 +239,29 @@ class _RowScores:
 
 
 def _score_rows(
-    student: Embedder,
-    texts: Sequence[str],
-    vectors: Vectors,
-    asked: Sequence[int],
-    *,
-    similarity: Similarity = "cosine",
-    progress: Progress = SILENT,
+    student: Embedder, rows: SearchedRows, asked: Sequence[int], *, progress: Progress = SILENT
 ) -> _RowScores:
     """Ask the rows at the positions `asked` as queries, and for each of them as a known item."""
-    own = list(asked)
-    queries = [texts[place] for place in own]
+    own, vectors = list(asked), rows.vectors
+    search = partial(nearest, documents=vectors, k=_AT, similarity=rows.similarity)
+    queries = [rows.texts[place] for place in own]
     openings = [_opening_words(text) for text in queries]
     items = [row for row, words in enumerate(openings) if words and len(words) < len(queries[row].strip())]
     with progress.task(f"{student.name}, {len(own) + len(items)} queries", None):
         ours = check_vectors(student.document(queries), queries, student.name)
         words = [openings[row] for row in items]
         short = check_vectors(student.query(words), words, student.name) if words else ours[:0]
-    truth = nearest(vectors[own], vectors, _AT, left_out=own, similarity=similarity)
-    found = nearest(ours, vectors, _AT, left_out=own, similarity=similarity)
+    truth, found = (search(each, left_out=own) for each in (vectors[own], ours))
     shares = (truth[:, :, None] == found[:, None, :]).any(axis=2).mean(axis=1)
     known = None
     if items:
         wanted = np.array([own[row] for row in items])
-        known = float(
-            (nearest(short, vectors, _AT, similarity=similarity) == wanted[:, None]).any(axis=1).mean()
-        )
+        known = float((search(short) == wanted[:, None]).any(axis=1).mean())
     return _RowScores(
         queries=len(own),
         agreement=float(shares.mean()),
         first=float((found == truth[:, :1]).any(axis=1).mean()),
-        cosine=float(_paired_cosines(ours, vectors[own]).mean(dtype=np.float64)),
+        cosine=_cosine(ours, vectors[own]),
         known_items=len(items),
         known_item=known,
         by_length=_groups(

@@ -442,18 +442,27 @@ def _chosen_ids(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Drawn:
-    """Some texts of an index with their vectors, and its total number of rows."""
+class SearchedRows:
+    """Some rows of an index that are searched, and how it compares vectors."""
 
-    texts: tuple[str, ...]
+    index: str
+    texts: Sequence[str]
     vectors: Vectors
     total: int
+    """The number of all rows of the index."""
+    similarity: Metric = "cosine"
 
 
-def draw_sample(reader: IndexReader, count: int, seed: int) -> _Drawn:
+def draw_sample(reader: IndexReader, count: int, seed: int) -> SearchedRows:
     """Return up to `count` rows sampled uniformly, in random order."""
     batches = list(reader.rows(count, seed))
     vectors = np.concatenate([batch.vectors for batch in batches])
     texts = [text for batch in batches for text in batch.texts]
     order = np.random.default_rng(seed).permutation(len(texts))
-    return _Drawn(texts=tuple(texts[place] for place in order), vectors=vectors[order], total=reader.count)
+    return SearchedRows(
+        index=reader.where,
+        texts=[texts[place] for place in order],
+        vectors=vectors[order],
+        total=reader.count,
+        similarity=reader.metric,
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sklearn.decomposition import PCA
 
 from trundle.data.sampling import sample
 from trundle.data.texts import Text
@@ -82,14 +82,13 @@ class _Measuring:
             alone = _find_top(vectors, student.document(documents), AGREEMENT_AT)
             found[name] = tuple(
                 _SampleSearch(
-                    query=_one_line(query, _LONGEST),
-                    teacher=_top_documents(by_teacher, row),
-                    asymmetric=_top_documents(asymmetric, row),
-                    student=_top_documents(alone, row),
+                    query=_one_line(query, _LONGEST), teacher=teacher, asymmetric=in_theirs, student=in_own
                 )
-                for row, query in enumerate(chosen)
+                for query, teacher, in_theirs, in_own in zip(
+                    chosen, by_teacher, asymmetric, alone, strict=True
+                )
             )
-            places.update(*(top.positions.ravel().tolist() for top in (by_teacher, asymmetric, alone)))
+            places.update(*(top.documents for top in (*by_teacher, *asymmetric, *alone)))
         return found, {place: _one_line(documents[place], _LONGEST) for place in sorted(places)}
 
     def projections(self, queries: Sequence[str], documents: Sequence[str]) -> dict[str, _Projection]:
@@ -98,32 +97,27 @@ class _Measuring:
         def vectors(model: Embedder) -> Vectors:
             return np.vstack([model.query(queries), model.document(documents)])
 
-        def points(places: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-            return tuple((round(float(x), 4), round(float(y), 4)) for x, y in places[chosen])
+        def points(found: Vectors) -> tuple[tuple[float, float], ...]:
+            return tuple((x, y) for x, y in plane.transform(found[chosen]).round(4).tolist())
 
         texts = [*queries, *documents]
         chosen = sorted(sample(range(len(texts)), _PROJECTED, seed=0))
         theirs = vectors(self._teacher)
-        found = {}
-        for name, student in self._same_width():
-            plane = _on_a_plane(theirs, vectors(student))
-            found[name] = _Projection(
+        plane, shown = _principal_plane(theirs)
+        return {
+            name: _Projection(
                 texts=tuple(_one_line(texts[place], 120) for place in chosen),
-                teacher=points(plane.teacher),
-                student=points(plane.student),
-                shown=round(plane.shown, 4),
+                teacher=points(theirs),
+                student=points(vectors(student)),
+                shown=round(shown, 4),
             )
-        return found
+            for name, student in self._same_width()
+        }
 
     def _same_width(self) -> list[tuple[str, Embedder]]:
         """Return the runs whose vectors are as wide as the teacher's."""
         width = self._teacher.text(["width"]).shape[1]
         return [each for each in self._students.items() if each[1].text(["width"]).shape[1] == width]
-
-
-def _top_documents(top: _Top, row: int) -> contents._TopDocuments:
-    cosines = tuple(round(float(cosine), 4) for cosine in top.cosines[row])
-    return contents._TopDocuments(documents=tuple(top.positions[row].tolist()), cosines=cosines)
 
 
 def _load(run: _RunRecord, *, trust: bool) -> Embedder:
@@ -206,45 +200,18 @@ def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) ->
     return contents._TokenCurve(tokenizer=name, texts=len(texts), points=tuple(points))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Top:
-    """The nearest documents of each query, best first, with their cosines."""
-
-    positions: NDArray[np.int64]
-    cosines: NDArray[np.float64]
-
-
-def _find_top(queries: Vectors, documents: Vectors, k: int) -> _Top:
-    """The k nearest documents of each query."""
+def _find_top(queries: Vectors, documents: Vectors, k: int) -> list[contents._TopDocuments]:
+    """The k nearest documents of each query, with their cosines."""
     positions = nearest(queries, documents, k)
-    cosines = np.einsum("qd,qkd->qk", unit(queries), unit(documents)[positions])
-    return _Top(positions=positions, cosines=cosines)
+    cosines = np.einsum("qd,qkd->qk", unit(queries), unit(documents)[positions]).round(4)
+    return [
+        contents._TopDocuments(documents=tuple(places), cosines=tuple(found))
+        for places, found in zip(positions.tolist(), cosines.tolist(), strict=True)
+    ]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Plane:
-    """Vectors of both models in two dimensions."""
-
-    teacher: NDArray[np.float64]
-    student: NDArray[np.float64]
-    shown: float
-    """Share of the teacher's variance in these two dimensions."""
-
-
-def _on_a_plane(teacher: Vectors, student: Vectors) -> _Plane:
-    """Project both models' vectors onto the first two principal components of the teacher's.
-
-    The largest value of each component is positive, so that the same vectors give the same map.
-    """
-    wide = teacher.astype(np.float64)
-    centre = wide.mean(axis=0)
-    _, sizes, directions = np.linalg.svd(wide - centre, full_matrices=False)
-    plane = directions[:2]
-    largest = np.abs(plane).argmax(axis=1)
-    plane = plane * np.sign(plane[np.arange(len(plane)), largest])[:, None]
-    energy = sizes**2
-    return _Plane(
-        teacher=(wide - centre) @ plane.T,
-        student=(student.astype(np.float64) - centre) @ plane.T,
-        shown=float(energy[:2].sum() / energy.sum()) if energy.sum() else 1.0,
-    )
+def _principal_plane(vectors: Vectors) -> tuple[PCA, float]:
+    """Fit the first two principal components; also return the share of the variance that they show."""
+    with np.errstate(invalid="ignore"):  # equal vectors have no variance
+        plane = PCA(2, svd_solver="full").fit(vectors.astype(np.float64))
+    return plane, float(np.nan_to_num(plane.explained_variance_ratio_.sum(), nan=1.0))

@@ -21,8 +21,9 @@ from trundle.data.texts import Text, read_texts
 from trundle.embedder import Embedder
 from trundle.errors import BadInput
 from trundle.evaluate.fidelity import MEASURED_TEXTS
-from trundle.evaluate.index_check import IndexCheck, SearchedRows, check_queries, check_rows
+from trundle.evaluate.index_check import IndexCheck, check_queries, check_rows
 from trundle.evaluate.retrieval import unit
+from trundle.index.rows import SearchedRows
 from trundle.methods.align.teacher_vectors import validation_count
 from trundle.model.encode import labelling_embedder
 from trundle.model.load import demo_model
