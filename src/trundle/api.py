@@ -112,6 +112,7 @@ class _SearchSettings(TypedDict, total=False):
 
     minutes: float
     students: Sequence[str]
+    fast: bool
     seed: int
     replace: bool
     pair: bool
@@ -149,7 +150,7 @@ def compress(
         output: Folder for the result; by default a temporary folder.
         progress: Whether to show progress; by default only in a terminal or notebook.
         options: `minutes` of a search (30), `students` (more models to cut and train), `seed`, `replace` (an
-            existing output), `pair`, and `table`, `text_column`, `vector_column`, `rows`, `queries`,
+            existing output), `fast`, `pair`, and `table`, `text_column`, `vector_column`, `rows`, `queries`,
             `teacher_model`, `teacher_calls` as in `trundle compress --help`.
 
     Returns:
@@ -191,6 +192,7 @@ def compress(
         [budget or _BUDGET] if isinstance(budget, str | None) else budget,
         minutes=options.get("minutes", MINUTES),
         students=options.get("students", ()),
+        fast=options.get("fast", False),
         teacher_options=TeacherOptions(index=index, **given),
     )
     assert outcome.run is not None

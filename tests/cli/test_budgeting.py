@@ -59,3 +59,21 @@ def test_the_verdict_on_the_index_is_the_end(
     assert "rows that it was not trained on" in out
     assert "It can encode the queries of this index" in out
     assert out.strip().endswith("to know more.")
+
+
+def test_fast_reaches_the_search(
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def search(*_: object, fast: bool, **__: object) -> None:
+        raise BadInput(f"fast: {fast}")
+
+    monkeypatch.setattr("trundle.search.search.compress_to_budget", search)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(different_texts(400)))
+    words = ("compress", str(pico_folders("bert", 2)), "--data", str(texts), "--dry-run")
+    assert "fast: False" in run(*words)[2]
+    assert "fast: True" in run(*words, "--fast")[2]
+    assert "--fast goes with --budget" in run(*words, "--recipe", "leaf", "--fast")[2]

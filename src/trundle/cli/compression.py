@@ -80,6 +80,9 @@ def compress(
     queries: Annotated[
         str | None, Option(help="With --index and --teacher: a file of your users' queries.")
     ] = None,
+    fast: Annotated[
+        bool, _expert("--fast", help="With --budget: matmuls of int4 graphs in int8: faster, less exact.")
+    ] = False,
     change: Annotated[
         list[str] | None, _expert("--set", help="Change the recipe: method.option=value; repeatable.")
     ] = None,
@@ -119,11 +122,13 @@ def compress(
             calls=teacher_calls,
             queries=queries,
         )
-        limits = budget or [_BUDGET]
-        _run_budget(model or teacher or "", limits, flags, taught, minutes=minutes, students=student or [])
+        source, limits, allowed = model or teacher or "", budget or [_BUDGET], minutes or MINUTES
+        _run_budget(source, limits, flags, taught, minutes=allowed, students=student or [], fast=fast)
         return
     if index or teacher or queries or teacher_model:
         raise BadInput("--index and --teacher go with --budget; a recipe takes --set align.teacher=NAME")
+    if fast:
+        raise BadInput("--fast goes with --budget; a recipe's model gets its graph from trundle export")
     if model is None:
         raise BadInput("name the model to compress")
     from trundle.recipe import read_recipe
@@ -223,8 +228,9 @@ def _run_budget(
     flags: _RunFlags,
     taught: TeacherOptions,
     *,
-    minutes: float | None,
+    minutes: float,
     students: Sequence[str],
+    fast: bool,
 ) -> None:
     began = time.monotonic()
     parse_budget(budget, whole_bytes=1 if model and teacher_kind(model) == "model" else None)
@@ -236,15 +242,13 @@ def _run_budget(
     with watch.task("reading the texts", None):
         taught.check(model, corpus, pair=flags.pair)
         if taught.index is not None:
-            opened = taught.open_index(
-                minutes=minutes or MINUTES, seed=flags.seed, fresh=flags.fresh, progress=watch
-            )
+            opened = taught.open_index(minutes=minutes, seed=flags.seed, fresh=flags.fresh, progress=watch)
             taught = replace(taught, opened=opened)
     request = flags.request(model, corpus, watch, students)
     from trundle.search.search import compress_to_budget
 
     outcome = compress_to_budget(
-        request, budget, minutes=minutes or MINUTES, students=students, teacher_options=taught
+        request, budget, minutes=minutes, students=students, fast=fast, teacher_options=taught
     )
     if outcome.run is not None and flags.output is not None:
         data, texts, teacher = flags.data or [], outcome.proof_texts, outcome.run.teacher
