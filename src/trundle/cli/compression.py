@@ -70,9 +70,7 @@ def compress(
         list[str] | None,
         Option("--student", help="With --budget: also try this small model; with --recipe: train this one."),
     ] = None,
-    index: Annotated[
-        str | None, Option(help="Learn from this index, such as postgresql://user@host/db?table=chunks.")
-    ] = None,
+    index: Annotated[str | None, Option(help="Learn from this index, such as postgresql://host/db.")] = None,
     teacher: Annotated[
         str | None, Option(help="With --index: the model or endpoint that made it; it labels queries.")
     ] = None,

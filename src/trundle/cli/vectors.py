@@ -69,7 +69,7 @@ class _ReadFlags(_CommonFlags):
 index = _group("Build, search, check and read indexes.")
 targets = _group("Compute a teacher's vectors once, to train students from.")
 _Table = Annotated[str, Option(help="Name of the table in Postgres.")]
-_ANY_INDEX = "a folder, a file, or an address such as postgresql://user@host/database?table=chunks."
+_ANY_INDEX = "a folder, a file, or an address such as postgresql://host/db."
 _ADDRESSES = """Addresses: postgresql://user@host/db?table=NAME, qdrant://host:6333/NAME,
 
 chroma://host:8000/NAME, milvus://host:19530/NAME, s3://bucket/path of LanceDB.
@@ -92,7 +92,7 @@ def _build_index(
     flags: _CommonFlags,
     model: Annotated[str, Argument(help="The model that embeds the documents; a pair uses its teacher.")],
     data: Annotated[list[str], _DATA],
-    output: Annotated[str, Option("--output", "-o", help="A folder, or postgresql://user@host/database.")],
+    output: Annotated[str, Option("--output", "-o", help="A folder, or postgresql://host/db.")],
     precision: Annotated[
         Literal["float", "int8", "binary"] | None,
         Option(help="Precision of the first search; full vectors rescore it; default: float."),
