@@ -204,7 +204,7 @@ def test_a_closed_form_encodes_no_more_texts_than_needed(
         ("{keep: 0, order: spread}", "no layers to spread"),
         ("{keep: -1}", "it can't keep -1"),
         ("{keep: 5}", "has 4 layers, so it can't keep 5"),
-        ("{}", "choose how many of the 4 layers"),
+        ("{}", "choose how many layers"),
         ("{keep: 2, drop: 50%}", "leave one of them out"),
         ("{drop: 100%}", "under 1"),
         ("{drop: -0.1}", "at least 0"),

@@ -110,11 +110,11 @@ def _check(request: Request, recipe: Recipe) -> None:
             raise BadInput("--pair needs a model in its teacher's space; add align to the recipe")
         if not all(call.method.gives_vectors for call in recipe.calls):
             raise BadInput("--pair needs a model that gives vectors; leave --pair or finetune out")
-    recipe.check(request.corpus)
     if request.target is not None:
         check_free(request.target, replace=request.replace, read=read)
         if request.pair:
             check_free(pair_folder(request.target), replace=request.replace, read=read)
+    recipe.check(request.corpus)
 
 
 def _read(request: Request, recipe: Recipe) -> list[str]:
