@@ -31,7 +31,7 @@ import numpy as np
 
 import harness
 from serve import ADDRESS, request_bytes, running_server
-from trundle.bench.workload import _percentile, workload
+from trundle.bench.workload import workload
 from trundle.embedder import Vectors
 from trundle.runtime.encoder import Encoder
 
@@ -221,14 +221,14 @@ def load(options: argparse.Namespace) -> None:
         total = f"{len(rows):,} honest answers and {sum(got.values()):,} hostile requests"
         print(f"alone, all: {len(alone):,} answers; {milliseconds(alone)}")
         print(f"beside hostile clients, all: {total}; {milliseconds(rows)}")
-        ratio = _percentile(rows, 99) / _percentile(alone, 99)
+        ratio = np.percentile(rows, 99) / np.percentile(alone, 99)
         print(f"honest p99: {ratio:.2f} of the quiet one; wrong or missing: {dict(mistakes) or 0}")
         print("memory of the server, MB: " + ", ".join(f"{size:.0f}" for size in sizes))
         print("\n".join(f"  {count:6,} {name}" for name, count in sorted(got.items())))
 
 
 def milliseconds(times: Sequence[float]) -> str:
-    return ", ".join(f"p{mark} {1000 * _percentile(times, mark):.1f} ms" for mark in (50, 95, 99))
+    return ", ".join(f"p{mark} {1000 * np.percentile(times, mark):.1f} ms" for mark in (50, 95, 99))
 
 
 def mutated(rng: random.Random, seeds: Sequence[bytes]) -> bytes:

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from trundle.bench.child import _latencies, _peak_memory, _until_closed
-from trundle.bench.workload import _percentile
 
 Encode = Callable[[Sequence[str]], Any]
 BATCH = 32
@@ -113,7 +113,7 @@ def main() -> None:
         if request["measure"] == "memory":
             value: float = _peak_memory()
         elif request["measure"].endswith("alone"):
-            value = _percentile(_latencies(encode, texts, seconds), 50)
+            value = median(_latencies(encode, texts, seconds))
         else:
             done, began = 0, time.perf_counter()
             while time.perf_counter() - began < seconds or not done:

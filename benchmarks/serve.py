@@ -27,12 +27,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from sentence_transformers import SentenceTransformer
 
 import harness
-from trundle.bench.workload import _percentile, workload
+from trundle.bench.workload import workload
 from trundle.runtime.description import read_description
 from trundle.runtime.encoder import Encoder
 from trundle.serve.wire import EmbeddingsRequest, _parse
@@ -156,7 +157,7 @@ def speed(options: argparse.Namespace) -> None:
                 bare.append(ours.recv())
                 for name, port in servers.items():
                     mine, times = asyncio.run(clients_of(port, count, options.seconds, requests))
-                    marks = [1000 * _percentile(times, percent) for percent in (50, 95, 99)]
+                    marks = [1000 * np.percentile(times, percent) for percent in (50, 95, 99)]
                     found.setdefault((name, count), []).append((mine, mine / bare[-1], *marks))
     ours.send("stop")
     alone.join()

@@ -7,14 +7,9 @@ from hypothesis import strategies as st
 from scipy.stats import median_abs_deviation
 
 from trundle.bench.rounds import _rotated
-from trundle.bench.workload import _of_rounds, _of_samples, _percentile
+from trundle.bench.workload import _of_rounds, _of_samples
 
 samples = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40)
-
-
-@given(samples, st.floats(0, 100))
-def test_percentile_is_numpys(values: list[float], percent: float) -> None:
-    assert _percentile(values, percent) == pytest.approx(np.percentile(values, percent), rel=1e-9)
 
 
 @given(samples)

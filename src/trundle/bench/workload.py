@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 import random
@@ -180,14 +179,6 @@ class _Measurement:
     rounds: tuple[float, ...]
 
 
-def _percentile(samples: Sequence[float], percent: float) -> float:
-    """The value that `percent` of the samples do not exceed, interpolated between neighbours."""
-    ordered = sorted(samples)
-    place = (len(ordered) - 1) * percent / 100
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
-
-
 def _of_rounds(rounds: Sequence[float]) -> _Measurement:
     """One value per round: their median, so that one disturbed round has little influence."""
     middle = median(rounds)
@@ -196,8 +187,10 @@ def _of_rounds(rounds: Sequence[float]) -> _Measurement:
 
 
 def _of_samples(rounds: Sequence[Sequence[float]], percent: float) -> _Measurement:
+    import numpy as np  # not in a worker, whose memory is measured
+
     # A percentile of all samples together would give more weight to fast rounds, which have more samples.
-    return _of_rounds([_percentile(samples, percent) for samples in rounds])
+    return _of_rounds([float(np.percentile(samples, percent)) for samples in rounds])
 
 
 @dataclass(frozen=True, kw_only=True)

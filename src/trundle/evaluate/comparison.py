@@ -38,10 +38,6 @@ class _Share:
         """The share of the teacher's mean; None if that is 0."""
         return self.mean / self.teacher_mean if self.teacher_mean else None
 
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
-        return asdict(self) | {"share": self.share}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -58,14 +54,9 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        return {
-            "models": list(self.models),
-            "teacher": self.teacher,
+        return asdict(self) | {
             "results": [result.as_json() for row in self.results for result in row],
-            "shares": [share.as_json() for share in self.shares],
-            "fidelity": [found.as_json() for found in self.fidelity],
-            "inheritance": [found.as_json() for found in self.inheritance],
-            "notes": list(self.notes),
+            "shares": [asdict(share) | {"share": share.share} for share in self.shares],
         }
 
 

@@ -27,7 +27,6 @@ from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE, THE_ORIGINAL, Lineage, read_lineage
 from trundle.teacher import teacher_kind
 
-_TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "trundle", "model-compression")
 _TASK = {"type": "sentence-similarity", "name": "Agreement with the teacher"}
 _ANSWERS = {"type": "text-classification", "name": "Answers to labelled texts"}
 
@@ -41,10 +40,10 @@ def _model_card(
 ) -> str:
     """Renders the lineage as a card; `use` is the example call of a model that gives labels, not vectors."""
     scores = _named_scores(lineage.scores, lineage.space)
-    front = _front(name, [_first_source(lineage)], "finetune", scores, lineage.data)
+    task = _ANSWERS if use else _TASK
     return _card(
         name,
-        _of_answers(front) if use else front,
+        _front(name, [_first_source(lineage)], "finetune", scores, lineage.data, task),
         f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
@@ -105,32 +104,24 @@ def _front(
     relation: str,
     scores: Mapping[str, float],
     data: Sequence[Mapping[str, Any]],
+    task: Mapping[str, str] = _TASK,
 ) -> dict[str, Any]:
     models = list(dict.fromkeys(_hub_name(base) for base in bases))
+    kinds = ["feature-extraction", task["type"]] if task is _TASK else [task["type"]]
     front: dict[str, Any] = {
         "library_name": "sentence-transformers",
-        "pipeline_tag": "sentence-similarity",
+        "pipeline_tag": task["type"],
         "base_model": models[0] if len(models) == 1 else models,
         "base_model_relation": relation,
-        "tags": list(_TAGS),
+        "tags": ["sentence-transformers", *kinds, "trundle", "model-compression"],
     }
     if scores:
         sources = ", ".join(Path(str(one["source"])).name for one in data)
         dataset = {"type": "custom", "name": f"Held-out texts of {sources}" if sources else "Held-out texts"}
         metrics = [{"type": _metric(label), "name": label, "value": one} for label, one in scores.items()]
-        result = {"task": dict(_TASK), "dataset": dataset, "metrics": metrics}
+        result = {"task": dict(task), "dataset": dataset, "metrics": metrics}
         front["model-index"] = [{"name": name, "results": [result]}]
     return front
-
-
-def _of_answers(front: Mapping[str, Any]) -> dict[str, Any]:
-    results = [
-        one | {"results": [result | {"task": dict(_ANSWERS)} for result in one["results"]]}
-        for one in front.get("model-index", ())
-    ]
-    tags = [_TAGS[0], _ANSWERS["type"], *_TAGS[3:]]
-    changed = {**front, "pipeline_tag": _ANSWERS["type"], "tags": tags}
-    return changed | ({"model-index": results} if results else {})
 
 
 def _first_source(lineage: Lineage) -> str:
