@@ -179,7 +179,7 @@ def _flag(name: str, field: FieldInfo, panel: str | None) -> Any:
     shown = field.default not in (None, "", False) and not field.is_required()
     default = f" [default: {field.default}]" if shown else ""
     names = (_flag_name(name),) if field.default is False else ()  # without --no-NAME
-    choices = f" [{', '.join(get_args(kind))}]" if get_origin(kind) is Literal else ""
+    choices = f" One of {', '.join(get_args(kind))}." if get_origin(kind) is Literal else ""
     metavar = "" if kind is bool else "CHOICE" if choices else _VALUES.get(kind, "TEXT")
     option = Option(
         *names,
