@@ -227,7 +227,7 @@ def test_the_teacher_reads_each_held_out_text_once(
     monkeypatch.setattr(report, "bench", lambda *_, **__: None)
     limit = f"{cost(load(source)).parameters // 2}-params"
     flags = _RunFlags(output=output, data=[str(tmp_path / "texts.txt")], quiet=True)
-    _run_budget(str(source), [limit], flags, TeacherOptions(), minutes=0.03, students=[])
+    _run_budget(str(source), [limit], flags, TeacherOptions(), minutes=0.03, students=[], fast=False)
     measured = json.loads((output / "report.json").read_text())["measured"]["small"]
     assert measured["quality"]["agreement_asymmetric"] is not None
     for part in (corpus.validation(), corpus.held_out()):
