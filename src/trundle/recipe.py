@@ -24,7 +24,6 @@ from trundle.errors import BadInput, BadRecipe
 from trundle.methods import METHODS
 from trundle.methods.align import AlignOptions
 from trundle.methods.contract import Method, Options
-from trundle.teacher import teacher_kind
 
 if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
@@ -59,25 +58,13 @@ class Recipe:
         """Rejects what can be rejected before a model is loaded: options, and texts that a method lacks."""
         for call in self.calls:
             call.method.check(call.options, corpus)
-            if isinstance(call.options, AlignOptions):
-                _check_align(call.options, corpus, is_first=call is self.calls[0])
+        first = self.calls[0].options if self.calls else None
+        if isinstance(first, AlignOptions) and first.teacher is None:  # nothing was cut before it
+            raise BadInput("a student needs another model as its teacher; name it with --teacher")
 
     def as_json(self) -> dict[str, Any]:
         """Returns the recipe as it is written in YAML."""
         return {"about": self.about, "steps": [call.as_json() for call in self.calls]}
-
-
-def _check_align(options: AlignOptions, corpus: Corpus | None, *, is_first: bool) -> None:
-    from trundle.data.sampling import check_augmentations
-
-    check_augmentations([name.strip() for name in options.augment.split(",") if name.strip()])
-    if options.teacher is None and is_first:
-        raise BadInput("a student needs another model as its teacher; name it with --teacher")
-    kind = "model" if options.teacher is None else teacher_kind(options.teacher)
-    if kind == "endpoint" and options.teacher_model is None:
-        raise BadInput("an endpoint serves several models; name the teacher with --teacher-model")
-    if kind in ("model", "endpoint") and corpus is None:
-        raise BadInput("align trains on texts; pass them with --data")
 
 
 def recipe_names() -> list[str]:

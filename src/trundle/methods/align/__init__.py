@@ -14,10 +14,11 @@ Paper: LEAF: Knowledge Distillation of Text Embedding Models with Teacher-Aligne
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PlainSerializer
 
+from trundle.errors import BadInput
 from trundle.methods.contract import (
     ACCUMULATE_HELP,
     COMPILE_HELP,
@@ -28,7 +29,10 @@ from trundle.methods.contract import (
     Options,
     Plan,
 )
-from trundle.teacher import without_secrets
+from trundle.teacher import teacher_kind, without_secrets
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 TeacherName = Annotated[str, PlainSerializer(without_secrets)]
 """A teacher as the user names it; no record holds the password of a database."""
@@ -135,12 +139,28 @@ class _AlignPlan(Plan):
         return f"{self.inputs} → {self.outputs} into the space of {self.teacher}, {how}"
 
 
+def _augmentations(augment: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in augment.split(",") if name.strip())
+
+
+def _check(options: AlignOptions, corpus: Corpus | None) -> None:
+    from trundle.data.sampling import check_augmentations
+
+    check_augmentations(_augmentations(options.augment))
+    kind = "model" if options.teacher is None else teacher_kind(options.teacher)
+    if kind == "endpoint" and options.teacher_model is None:
+        raise BadInput("an endpoint serves several models; name the teacher with --teacher-model")
+    if kind in ("model", "endpoint") and corpus is None:
+        raise BadInput("align trains on texts; pass them with --data")
+
+
 ALIGN = Method(
     name="align",
     help="Train the model into its teacher's vector space, without labels.",
     options=AlignOptions,
     plans=_AlignPlan,
     needs_texts=True,
+    check=_check,
     enters_space=lambda _: True,
     reads=lambda options: () if options.teacher is None else (without_secrets(options.teacher),),
 )

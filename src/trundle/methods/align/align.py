@@ -13,7 +13,6 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from trundle.data.sampling import check_augmentations
 from trundle.embedder import Similarity
 from trundle.errors import BadInput
 from trundle.methods.align import _RATE, _STATIC_RATE, CYCLES, EPOCHS, AlignOptions, _AlignPlan
@@ -21,7 +20,6 @@ from trundle.methods.align.imitation import _check_imitation, _Imitator
 from trundle.methods.align.leaf import fit_ridge, make_align_task
 from trundle.methods.align.teacher_vectors import (
     RIDGE_TEXTS,
-    _augmentations,
     _calibration,
     _counts,
     _joined,
@@ -71,10 +69,7 @@ _SUFFICIENT_LOSS = 0.02
 
 def plan(model: SentenceTransformer, options: AlignOptions, context: Context) -> _AlignPlan:
     """Checks the options, the teacher and the student against each other."""
-    check_augmentations(_augmentations(options.augment))
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
-    if context.corpus is None and not teacher.brings_texts:
-        raise BadInput("align trains on texts; pass them with --data")
     if context.corpus is not None and teacher.brings_texts:
         raise BadInput("a table or store of vectors contains its texts; leave --data out")
     if options.augment and teacher.brings_texts:

@@ -12,6 +12,7 @@ from trundle.cache import cache_entry, cache_key
 from trundle.data.sampling import augmented, sample
 from trundle.evaluate import fidelity
 from trundle.evaluate.shortening import measure_ranges
+from trundle.methods.align import _augmentations
 from trundle.methods.align.resident import _keep_teachers_tokens
 from trundle.methods.contract import Context
 from trundle.methods.training import NOT_VALIDATED
@@ -140,10 +141,6 @@ def validation_count(texts: int | None) -> int:
     if texts is None:
         return _VALIDATION_TEXTS
     return min(_VALIDATION_TEXTS, max(min(_FEWEST_VALIDATED, texts // 4), texts // _VALIDATED_SHARE))
-
-
-def _augmentations(augment: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in augment.split(",") if name.strip())
 
 
 def _store(context: Context, label: str, teacher: Teacher) -> Path:

@@ -14,7 +14,7 @@ Paper: Large Language Models Are Overparameterized Text Encoders (L³Prune).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,9 @@ from trundle.methods.contract import (
     Plan,
 )
 from trundle.progress import process_count
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 _STEPS = 1000
 _LORA_RATE, _FULL_RATE = 2e-4, 2e-5
@@ -123,7 +126,7 @@ def _steps(options: ContrastOptions) -> int | None:
     return _STEPS if options.steps is None and options.minutes is None else options.steps
 
 
-def _check(options: ContrastOptions, corpus: Any) -> None:
+def _check(options: ContrastOptions, corpus: Corpus | None) -> None:
     if process_count() > 1:
         raise BadInput("contrast runs in one process only; start it without torchrun or accelerate launch")
     if options.objective != "distil" and options.teacher is not None:

@@ -26,12 +26,15 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Method, Options, Plan, listed
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 _SCALE = 20.0
 _Blocks = Annotated[tuple[int, ...], BeforeValidator(listed)]
@@ -93,7 +96,7 @@ def _layers_left(layers: int, drop: Fraction) -> int:
     return math.floor(layers * (1 - drop))
 
 
-def _check(options: _DepthOptions, corpus: Any) -> None:
+def _check(options: _DepthOptions, corpus: Corpus | None) -> None:
     ways = [name for name in ("keep", "drop", "pick", "blocks") if getattr(options, name) is not None]
     if not ways:
         raise ImpossibleCut("choose how many layers to keep: pass keep, drop, pick or blocks")

@@ -12,7 +12,7 @@ Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,9 @@ from trundle.methods.contract import (
     Plan,
 )
 from trundle.progress import process_count
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 _EPOCHS = 3
 
@@ -79,7 +82,7 @@ class _FinetunePlan(Plan):
         return f"{what} for each {inputs}, training for {' or '.join(times)}"
 
 
-def _check(options: _FinetuneOptions, corpus: Any) -> None:
+def _check(options: _FinetuneOptions, corpus: Corpus | None) -> None:
     if process_count() > 1:
         raise BadInput("finetune runs in one process only; start it without torchrun or accelerate launch")
     if options.steps is not None and options.epochs is not None:

@@ -15,12 +15,15 @@ Paper: Words That Matter: Vocabulary Pruning in ModernBERT.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import ExactFraction, Heal, Healing, Method, Options, Plan
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 _TokenScore = Literal["tfidf", "frequency", "seen", "attention", "cluster", "random"]
 _Oov = Literal["decompose", "cluster", "unk"]
@@ -118,7 +121,7 @@ class _VocabularyPlan(Plan):
         return f"keep {len(self.kept):,} of {self.of:,} tokens{covers}; {becomes}{unread}"
 
 
-def _check(options: _VocabularyOptions, corpus: Any) -> None:
+def _check(options: _VocabularyOptions, corpus: Corpus | None) -> None:
     ways = [name for name in ("keep", "fraction", "parameters") if getattr(options, name) is not None]
     if options.score == "seen" and ways:
         raise ImpossibleCut(f"seen keeps every token that occurs; leave {ways[0]} out")

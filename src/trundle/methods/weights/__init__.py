@@ -19,12 +19,15 @@ Paper: GAPrune: Gradient-Alignment Pruning for Domain-Aware Embeddings.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import HEAL_HELP, LENGTH_HELP, ExactFraction, Heal, Method, Options, Plan
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 _WeightScore = Literal["gaprune", "magnitude", "random", "general-fisher", "domain-fisher", "wanda"]
 _AlignedBy = Literal["row", "tensor"]
@@ -152,7 +155,7 @@ def _share(options: _WeightsOptions) -> Fraction:
     return share
 
 
-def _check(options: _WeightsOptions, corpus: Any) -> None:
+def _check(options: _WeightsOptions, corpus: Corpus | None) -> None:
     given = {"domain": options.domain or corpus, "general": options.general}
     for name in _SOURCES_OF[options.method] if _share(options) else ():
         if given[name] is None:

@@ -18,7 +18,7 @@ Paper: Multi-Scale Model Compression via Nested Matrix Learning (NML).
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -38,6 +38,9 @@ from trundle.methods.contract import (
     listed,
 )
 from trundle.progress import process_count
+
+if TYPE_CHECKING:
+    from trundle.data.corpus import Corpus
 
 _FULL: Literal["full"] = "full"
 _Objective = Literal["align", "contrast"]
@@ -154,7 +157,7 @@ def _additional_models(plan: _WidthPlan) -> tuple[str, ...]:
     return tuple(_folder_name(width) for width in (Fraction(1), *plan.widths) if width != plan.result)
 
 
-def _check(options: _WidthOptions, corpus: Any) -> None:
+def _check(options: _WidthOptions, corpus: Corpus | None) -> None:
     if options.extract is not None:
         return
     if options.start == "random":
