@@ -1,6 +1,7 @@
 """Labelling and training on a GPU against the plainest fast scripts for the same work, one after the other.
 
     python benchmarks/engine.py TEACHER STUDENT --data TEXTS --bare FOLDER [--seconds 30] [--texts 1000000]
+        [--rounding none]
     python benchmarks/engine.py --planning MODEL/planning.json
 
 The first form labels texts with the teacher and trains the student on them (float, then with int4 rounding),
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--bare", type=Path)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--texts", type=int, default=1_000_000)
+    parser.add_argument("--rounding", default="none,int4")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--planning", type=Path)
     options = parser.parse_args()
@@ -79,7 +81,7 @@ def compare(options: argparse.Namespace) -> None:
             arguments = ("--teacher", teacher, "--seconds", options.seconds, "-o", folder / "out.pt")
             bare["training"] = run(options.bare / "train.py", student, work, *arguments)
         report("labelling", label(teacher, texts, folder, profile=options.profile), bare.get("labelling"))
-        for rounding in ("none", "int4"):
+        for rounding in options.rounding.split(","):
             rate = train(student, folder, options.seconds, rounding)
             report(f"training, rounding {rounding}", rate, bare.get("training"))
 

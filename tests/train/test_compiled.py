@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import Prompts
 from trundle.model.heads import copy_of
 from trundle.model.surgery import transformer_of
+from trundle.train import blocks
 from trundle.train.blocks import compiled_blocks
 from trundle.train.loop import TrainSettings, train
 from weight_difference import weight_difference, weights_of
@@ -72,3 +74,34 @@ def test_a_missing_compiler_is_reported_at_once(
         compiled_blocks(transformer_of(pico_model("bert")).model),
     ):
         raise AssertionError("it was let in")
+
+
+def test_blocks_are_compiled_ahead_in_another_process(
+    pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other process runs blocks of this shape; here without torch's code generator."""
+    backbone = transformer_of(pico_model("mpnet")).model
+    code = (
+        "import sys; from torch import nn; from trundle.train import blocks\n"
+        "compiled, compile = [], nn.Module.compile\n"
+        "def eagerly(block, **_):\n"
+        "    compiled.append(block)\n"
+        "    compile(block, backend='eager')\n"
+        "nn.Module.compile = eagerly\n"
+        "blocks.check_compiler, blocks._COMPILED_BATCHES = lambda: None, ((2, 8),)\n"
+        "blocks._compile()\n"
+        f"open({str(tmp_path / 'compiled')!r}, 'w').write(str(len(compiled)))"
+    )
+    monkeypatch.setattr(blocks, "_COMPILER", code)
+    with blocks.compiling_ahead(backbone, dropout=False, bf16=False) as wait:
+        wait()
+    assert (tmp_path / "compiled").read_text() == str(backbone.config.num_hidden_layers)
+
+
+def test_a_process_that_compiles_may_fail(
+    pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_COMPILER", "raise SystemExit(1)")
+    backbone = transformer_of(pico_model("bert")).model
+    with blocks.compiling_ahead(backbone, dropout=False, bf16=False) as wait:
+        wait()

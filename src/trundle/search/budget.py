@@ -23,7 +23,7 @@ _GPU_LABELLING, _GPU_TRYING = 0.1, 0.03
 """The same with a GPU, which labels thousands of texts a second."""
 _GPU_TRIAL_OVERHEAD = 5.0
 """Seconds of a trial on a GPU besides its steps: cutting, tokens, capturing, saving."""
-_CLOSING, _GPU_CLOSING = 60.0, 30.0
+_CLOSING, _GPU_CLOSING = 60.0, 20.0
 """Seconds that export, timing and the report take on two slow cores or beside a GPU, besides encoding."""
 _READINGS = 4
 """How often held-out texts are encoded at the end: by both models to compare, and again for the report."""

@@ -8,12 +8,16 @@ kernels takes most of a GPU's time.
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from subprocess import DEVNULL, PIPE, Popen
+from threading import Thread
+from typing import IO, Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -23,11 +27,14 @@ from transformers import PreTrainedModel
 
 from trundle.errors import BadInput
 from trundle.model.anatomy import _BY_MODEL_TYPE
-from trundle.model.encode import _without_key_values
+from trundle.model.encode import _without_key_values, fast_forward, sound_gradients
 from trundle.model.matrices import block_weights, is_pruned
 
 _GRAPHS = 32
 """Compiled versions of one block at most, for gradient, dropout and padding; torch's default is 8."""
+_COMPILER = "from trundle.train.blocks import _compile; _compile()"
+_COMPILED_BATCHES = ((512, 48), (512, 16))
+"""Texts and tokens of the batches that a process compiles with; what it compiles takes any other."""
 
 
 @contextmanager
@@ -49,7 +56,10 @@ def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
     """Inside this context, blocks are compiled when they first run, once for all of them."""
     check_compiler()
     blocks = _blocks(backbone)
-    with _without_key_values(backbone), torch._dynamo.config.patch(recompile_limit=_GRAPHS):
+    limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS)
+    # Else a batch whose length is equal to the width by chance is compiled for that case alone.
+    general = torch.fx.experimental._config.patch(use_duck_shape=False)
+    with _without_key_values(backbone), limit, general:
         for block in blocks:
             block.compile(dynamic=True)
         try:
@@ -57,6 +67,41 @@ def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
         finally:
             for block in blocks:
                 block._compiled_call_impl = None
+
+
+@contextmanager
+def compiling_ahead(backbone: PreTrainedModel, *, dropout: bool, bf16: bool) -> Iterator[Callable[[], None]]:
+    """Inside this context, another process compiles the blocks; yields a function that waits for it.
+
+    When the blocks first run in this process, torch finds them in its cache. Only the shape of the backbone
+    matters. If the other process fails, the first run takes longer.
+    """
+    command, paths = [sys.executable, "-P", "-c", _COMPILER], os.pathsep.join(filter(None, sys.path))
+    with Popen(
+        command, stdin=PIPE, stderr=DEVNULL, env=os.environ | {"PYTHONPATH": paths}, process_group=0
+    ) as compiler:
+        try:
+            tasks = cast("IO[bytes]", compiler.stdin)  # stays open: the process ends with its parent
+            pickle.dump((type(backbone), backbone.config, dropout, bf16), tasks)
+            tasks.flush()
+            yield lambda: cast("None", compiler.wait())
+        finally:
+            compiler.kill()
+
+
+def _compile() -> None:
+    """Compile the blocks of the backbone that standard input describes, with weights that do not matter."""
+    kind, config, dropout, bf16 = pickle.load(sys.stdin.buffer)
+    Thread(target=lambda: os._exit(1) if not os.read(0, 1) else None, daemon=True).start()
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    backbone = kind._from_config(config).to(device).train(dropout)
+    with fast_forward(backbone), compiled_blocks(backbone), sound_gradients():
+        for texts, tokens in _COMPILED_BATCHES:
+            mask = torch.ones(texts, tokens, dtype=torch.long, device=device)
+            mask[0, -1] = 0
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+                states = backbone(input_ids=torch.ones_like(mask), attention_mask=mask).last_hidden_state
+            states.float().sum().backward()
 
 
 def can_compile() -> bool:

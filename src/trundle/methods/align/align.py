@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -38,11 +38,12 @@ from trundle.model.rounding import round_to_int4
 from trundle.model.save import model_digest
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
+from trundle.progress import process_count
 from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
-from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, keeps_zeros
+from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, compiling_ahead, keeps_zeros
 from trundle.train.loop import TrainingTask, TrainSettings
 from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for
 
@@ -115,6 +116,32 @@ def forecast(model: SentenceTransformer, plan: _AlignPlan) -> Cost:
 
 def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> Applied:
     """Gets the teacher's vectors, computes the closed-form start, and trains."""
+    with _compiling_ahead(model, plan.options) as compiled:
+        return _apply(model, plan, compiled, context)
+
+
+def _compiling_ahead(
+    model: SentenceTransformer, options: AlignOptions
+) -> AbstractContextManager[Callable[[], None]]:
+    """Compiles the layers beside the work before a training on a GPU; yields a function that waits."""
+    long = options.compile is None and (options.minutes or 0.0) >= _COMPILED_MINUTES and can_compile()
+    wanted = options.compile or long
+    on_gpu = torch.cuda.is_available() and process_count() == 1
+    if (
+        not wanted
+        or not on_gpu
+        or options.steps == 0
+        or options.loss != "leaf"
+        or static_table(model) is not None
+    ):
+        return nullcontext(lambda: None)
+    bf16 = precision_for(options.precision) == "bf16"
+    return compiling_ahead(transformer_of(model).model, dropout=options.dropout, bf16=bf16)
+
+
+def _apply(
+    model: SentenceTransformer, plan: _AlignPlan, compiled: Callable[[], None], context: Context
+) -> Applied:
     options = plan.options
     teacher = find_teacher(model, options.teacher, options.teacher_model, context)
     targets, validation = targets_for(teacher, options, context)
@@ -138,7 +165,7 @@ def apply(model: SentenceTransformer, plan: _AlignPlan, context: Context) -> App
     )
     if options.steps != 0:
         key = [plan.model_dump(mode="json"), model_digest(model), teacher.identity()]
-        trained = _train(student, plan, teacher, (targets, validation), key, context, computing)
+        trained = _train(student, plan, teacher, (targets, validation), key, context, computing, compiled)
         facts = {**applied.facts, **trained.facts}
         applied = replace(applied, facts=facts, done=trained.done, files={**files, **trained.files})
     if options.rounding == "int4":  # the weights that were validated
@@ -185,6 +212,7 @@ def _train(
     key: list[Any],
     context: Context,
     computing: Computing | None,
+    compiled: Callable[[], None],
 ) -> Trained:
     options, (targets, validation) = plan.options, vectors
     imitator = None
@@ -218,6 +246,9 @@ def _train(
         context.progress.say("Muon would fill pruned weights; AdamW is used")
         settings = replace(settings, optimizer="adamw")
     compiles = _compiles(options, task)
+    if compiles:
+        with context.progress.task("compiling the layers", None):
+            compiled()
     with (
         nullcontext() if imitator is None else closing(imitator),
         compiled_blocks(transformer_of(student).model) if compiles else nullcontext(),
