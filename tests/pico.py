@@ -14,7 +14,14 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    MT5EncoderModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5EncoderModel,
+)
 
 TRAINED = Path(__file__).parent / "trained"
 """Two tokenizers, by `make.py` there: trained anew, they differ in every process."""
@@ -49,6 +56,7 @@ COMMON = {
 }
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 GQA = COMMON | SPECIAL | {"num_key_value_heads": 2}
+T5 = {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": LAYERS, "d_ff": 48, "pad_token_id": 0}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", COMMON),
@@ -66,6 +74,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | SPECIAL
         | {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 3, "local_attention": 8},
     ),
+    "ernie": ("ernie", COMMON),
+    "electra": ("electra", COMMON | {"embedding_size": 24}),
+    "deberta": (
+        "deberta-v2",
+        COMMON
+        | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+        | {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    ),
+    "nomic": ("nomic_bert", COMMON),
+    "gte": ("gte", COMMON | SPECIAL),
+    "jina": ("jina_embeddings_v3", COMMON | SPECIAL),
+    "eurobert": ("eurobert", COMMON | SPECIAL | {"mask_token_id": 1}),
+    "t5": ("t5", T5),
+    "mt5": ("mt5", T5 | {"feed_forward_proj": "gated-gelu"}),
     "llama": ("llama", GQA),
     "mistral": ("mistral", GQA | {"sliding_window": 16}),
     "qwen2": ("qwen2", GQA),
@@ -75,6 +97,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", SPECIAL | {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}),
 }
 
+LAYOUTS = ("bert", "mpnet", "distilbert", "modernbert", "qwen3", "gemma3", "phi3", "gpt2")
+LAYOUTS += ("electra", "deberta", "nomic", "t5")
+"""One family of each layout; the others have BERT's, Nomic's, T5's or Qwen3's."""
+ENCODERS = {"t5": T5EncoderModel, "mt5": MT5EncoderModel}
 DECODERS = {"llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "gpt2"}
 
 
@@ -108,6 +134,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "distilbert": wordpiece,
     "mpnet": wordpiece,
     "xlm-roberta": unigram,
+    "t5": unigram,
 }
 
 
@@ -128,7 +155,7 @@ def backbone(family: str, **changes: Any) -> PreTrainedModel:
         model_type, **(settings | {"vocab_size": len(tokenizer_for(family))} | changes)
     )
     torch.manual_seed(7)
-    model = AutoModel.from_config(config).eval()
+    model = ENCODERS.get(model_type, AutoModel.from_config)(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.05 * torch.randn_like(weight))

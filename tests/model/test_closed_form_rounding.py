@@ -20,7 +20,14 @@ from trundle.runtime.encoder import Encoder
 TEXTS = pico.different_texts(80)
 HELD_OUT = pico.different_texts(100)[80:]
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-WIDER = {"distilbert": {"dim": 64, "hidden_dim": 128, "n_layers": 2}, "gpt2": {"n_embd": 64, "n_layer": 2}}
+T5 = {"d_model": 64, "d_ff": 128, "num_layers": 2}
+WIDER = {
+    "distilbert": {"dim": 64, "hidden_dim": 128, "n_layers": 2},
+    "gpt2": {"n_embd": 64, "n_layer": 2},
+    "electra": WIDE | {"embedding_size": 96},
+    "t5": T5,
+    "mt5": T5,
+}
 
 
 def wide(family: str, folder: Path) -> pico.SentenceTransformer:

@@ -139,10 +139,15 @@ def test_progress_is_told_after_every_batch(pico_model):
 
 @pytest.mark.parametrize("family", pico.CONFIGS)
 def test_every_family_uses_the_fused_attention_kernel(family, pico_folders):
-    """A family that fails here is computed slowly: see `fast_forward`."""
+    """A family that fails here is computed slowly: see `fast_forward`.
+
+    DeBERTa's scores depend on queries, keys and distances together, which no kernel of torch computes.
+    """
     config = load(pico_folders(family), device="cpu")[0].model.config
     row = _BY_MODEL_TYPE[config.model_type]
-    assert config._attn_implementation == ("eager" if row.unfused_attention else "sdpa")
+    assert config._attn_implementation == (
+        "eager" if row.unfused_attention or family == "deberta" else "sdpa"
+    )
 
 
 @pytest.mark.parametrize("ends", [(64, 64, 64), (64, 9, 30)], ids=["full", "padded"])

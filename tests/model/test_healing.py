@@ -23,8 +23,6 @@ from trundle.model.surgery import Cut, cut, transformer_of
 Pico = Callable[..., SentenceTransformer]
 TEXTS = pico.different_texts(80)
 HELD_OUT = [f"{text} over" for text in pico.TEXTS]
-LAYOUTS = ("bert", "mpnet", "distilbert", "modernbert", "qwen3", "gemma3", "phi3", "gpt2")
-"""One family of each layout."""
 
 
 def layout(model: SentenceTransformer) -> Layout:
@@ -63,7 +61,7 @@ def test_it_is_numpys_least_squares(inputs: int, outputs: int, shifts: bool, see
 
 
 @pytest.mark.parametrize("what", CUTS)
-@pytest.mark.parametrize("family", LAYOUTS)
+@pytest.mark.parametrize("family", pico.LAYOUTS)
 def test_a_cut_comes_closer_to_the_whole_model(family: str, what: str, pico_model: Pico) -> None:
     model = pico_model(family)
     chosen = CUTS[what](layout(model))

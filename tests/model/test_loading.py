@@ -164,6 +164,31 @@ def test_a_config_larger_than_its_weights(folder: Path) -> None:
         load(folder)
 
 
+def test_weights_for_code_that_a_model_brings(folder: Path) -> None:
+    """jina-embeddings-v2 says that it is a BERT, and has other layers."""
+    weights = load_file(folder / "model.safetensors")
+    left = {name: weight for name, weight in weights.items() if "intermediate" not in name}
+    save_file(left, folder / "model.safetensors", metadata={"format": "pt"})
+    edited(folder / "config.json", auto_map={"AutoModel": "own.py"})
+    with pytest.raises(BadModel, match=r"no weights for .* then pass --trust-remote-code"):
+        load(folder)
+
+
+@pytest.mark.parametrize("family", ["nomic", "gte", "jina"])
+def test_weights_with_the_names_of_the_hub(
+    family: str, pico_folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The library writes these families as the hub has them; a missing matrix is still noticed."""
+    folder = Path(shutil.copytree(pico_folders(family), tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    fused = next(name for name in weights if "qkv" in name.lower())
+    assert load(folder).encode("a").any()
+    del weights[fused]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadModel, match=r"holds no weights for layers\.0\.self_attn\.q_proj"):
+        load(folder)
+
+
 def edited(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 

@@ -211,6 +211,8 @@ def test_prompts_and_settings_are_copied(pico_model: Callable[[str], SentenceTra
         ("bert", Cut(blocks=(1, 0)), "ascending order"),
         ("bert", Cut(blocks=(0, 0)), "ascending order"),
         ("modernbert", Cut(blocks=(1, 2)), "keep layer 0"),
+        ("t5", Cut(blocks=(1, 2)), "keep layer 0"),
+        ("electra", Cut(hidden=tuple(range(24)), head=tuple(range(6))), "24 wide like its token table"),
         ("bert", Cut(hidden=tuple(range(16))), "same share"),
         ("bert", Cut(hidden=(0, 0)), "different"),
         ("llama", Cut(head=(0, 1, 2)), "even"),
@@ -222,6 +224,23 @@ def test_prompts_and_settings_are_copied(pico_model: Callable[[str], SentenceTra
 def test_impossible_cuts_give_one_sentence(family: str, what: Cut, says: str) -> None:
     with pytest.raises(ImpossibleCut, match=says):
         _cut_backbone(pico.backbone(family), what)
+
+
+def test_tables_as_wide_as_the_model_are_narrowed_with_it() -> None:
+    """ELECTRA-base has no matrix after its tables, ELECTRA-small has."""
+    half = Cut(hidden=tuple(range(16)), head=tuple(range(4)))
+    for width, expected in ((32, 16), (24, 24)):
+        small = _cut_backbone(pico.backbone("electra", embedding_size=width), half)
+        assert small.config.embedding_size == expected
+        assert states(small).last_hidden_state.shape[-1] == 16
+
+
+def test_deberta_with_matrices_of_its_own_for_distances() -> None:
+    whole = pico.backbone("deberta", share_att_key=False)
+    hidden, head = (tuple(np.random.default_rng(3).permutation(size).tolist()) for size in (32, 8))
+    ours = states(_cut_backbone(whole, Cut(hidden=hidden, head=head))).last_hidden_state
+    expected = states(whole).last_hidden_state[..., list(hidden)]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_head_cut_is_rejected_with_per_dimension_rope_lists() -> None:

@@ -4,6 +4,8 @@ A row names every parameter of the family and the *axes* it lies along. This det
 the axis that shrinks), all sizes (multiply the axes), and all tied tensors (those that share an axis).
 
     vocab, position, type, bucket   rows of lookup tables
+    relative                        rows of a table of distances between tokens, each as wide as hidden
+    embedding                       the width of the tables, if a matrix brings it to hidden
     hidden                          the width of the residual stream
     q, o                            heads × head width: rows of the query matrix, columns of the output matrix
     k, v                            key-value heads × head width
@@ -18,7 +20,7 @@ To add a family, write its row and add a pico config to the tests' table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trundle.errors import UnknownFamily
@@ -36,13 +38,8 @@ class Linear:
     part: _Part
 
 
-@dataclass(frozen=True)
-class Conv1D:
+class Conv1D(Linear):
     """A matrix stored as (in, out), as in GPT-2."""
-
-    columns: str
-    rows: str
-    part: _Part
 
 
 @dataclass(frozen=True)
@@ -55,14 +52,14 @@ class Norm:
 
 @dataclass(frozen=True)
 class _Table:
-    """A lookup table: memory, but no matmul."""
+    """A lookup table, or a matrix that only a table is multiplied with: memory, but no work per token."""
 
     rows: str
     columns: str
     part: _Part = "embeddings"
 
 
-_Member = Linear | Conv1D | Norm | _Table
+_Member = Linear | Norm | _Table
 
 
 def _axes_of(member: _Member, parameter: str) -> _Axes:
@@ -92,7 +89,8 @@ class _Family:
     """Config entry of the head width; None if it is always hidden / heads."""
     mlp: str = "intermediate_size"
     vocab: str = "vocab_size"
-    position: str | None = "max_position_embeddings"
+    projection: str | None = None
+    """Path of the matrix from `embedding` to `hidden`; a model without it has tables as wide as hidden."""
     per_layer: tuple[str, ...] = ()
     """Config lists with one entry per block."""
     follows_head: tuple[str, ...] = ()
@@ -102,13 +100,11 @@ class _Family:
     causal: bool = False
     rotary: bool = False
     first_block_is_special: bool = False
-    """ModernBERT's first block lacks a norm, so another block can't replace it."""
+    """ModernBERT's first block lacks a norm and T5's has the biases of all, so no other can replace it."""
     positions_after_pad: bool = False
     """Whether the first position is the id after the pad token's, so that this id must not change."""
     unfused_attention: str | None = None
     """Path inside a block of attention with a position bias, which the library does not fuse."""
-    extra_axes: Mapping[str, str] = field(default_factory=dict)
-    """Axis → config entry, for axes that only this family has."""
 
 
 def _attention(prefix: str, query: str, key: str, value: str, output: str) -> dict[str, _Member]:
@@ -125,23 +121,36 @@ def _norms(*names: str) -> dict[str, _Member]:
     return {name: Norm("hidden") for name in names}
 
 
-_BERT_EMBEDDINGS: dict[str, _Member] = {
-    "embeddings.word_embeddings": _Table("vocab", "hidden"),
-    "embeddings.position_embeddings": _Table("position", "hidden"),
-    "embeddings.LayerNorm": Norm("hidden", "embeddings"),
-}
+def _embeddings(columns: str = "hidden", norm: str = "hidden") -> dict[str, _Member]:
+    rows = {"word": "vocab", "position": "position", "token_type": "type", "task_type": "task"}
+    tables = {f"embeddings.{name}_embeddings": _Table(axis, columns) for name, axis in rows.items()}
+    return tables | {"embeddings.LayerNorm": Norm(norm, "embeddings")}
+
+
 _POOLER: dict[str, _Member] = {"pooler.dense": Linear("hidden", "hidden", "pooler")}
 _BERT_MLP = _mlp("intermediate.dense", out="output.dense") | _norms("output.LayerNorm")
 
 _BERT = _Family(
     name="BERT",
-    model_types=("bert",),
+    model_types=("bert", "ernie"),
     blocks="encoder.layer",
-    outside=_BERT_EMBEDDINGS | _POOLER | {"embeddings.token_type_embeddings": _Table("type", "hidden")},
+    outside=_embeddings() | _POOLER,
     inside=_attention("attention.", "self.query", "self.key", "self.value", "output.dense")
     | _norms("attention.output.LayerNorm")
     | _BERT_MLP,
-    extra_axes={"type": "type_vocab_size"},
+)
+
+_ROTARY_BERT = _Family(
+    name="NomicBERT",
+    model_types=("nomic_bert",),
+    blocks="layers",
+    head="head_dim",
+    rotary=True,
+    outside=_embeddings() | _POOLER,
+    inside=_attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
+    | _mlp("mlp.gate_proj", "mlp.up_proj", out="mlp.down_proj")
+    | _mlp("mlp.fc1", out="mlp.fc2")
+    | _norms("post_attention_layernorm", "post_mlp_layernorm"),
 )
 
 _LLAMA_BLOCK = (
@@ -155,7 +164,6 @@ _LLAMA = _Family(
     name="Llama",
     model_types=("llama", "mistral"),
     blocks="layers",
-    position=None,
     kv_heads="num_key_value_heads",
     head="head_dim",
     final_norm="norm",
@@ -167,22 +175,70 @@ _LLAMA = _Family(
 
 _QWEN2 = replace(_LLAMA, name="Qwen2", model_types=("qwen2",), per_layer=("layer_types",))
 
+_T5_MLP = "DenseReluDense"
+
 _FAMILIES: tuple[_Family, ...] = (
     _BERT,
     replace(
         _BERT, name="RoBERTa", model_types=("roberta", "xlm-roberta", "camembert"), positions_after_pad=True
     ),
+    replace(
+        _BERT,
+        name="ELECTRA",
+        model_types=("electra",),
+        projection="embeddings_project",
+        outside=_embeddings("embedding", "embedding")
+        | {"embeddings_project": Linear("hidden", "embedding", "embeddings")},
+    ),
+    replace(
+        _BERT,
+        name="DeBERTa",
+        model_types=("deberta-v2",),
+        projection="embeddings.embed_proj",
+        outside=_embeddings("embedding")
+        | {
+            "embeddings.embed_proj": Linear("hidden", "embedding", "embeddings"),
+            "encoder.rel_embeddings": _Table("relative", "hidden", "attention"),
+            "encoder.LayerNorm": Norm("hidden"),
+        },
+        inside=_attention("attention.", "self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
+        | {
+            "attention.self.pos_key_proj": _Table("k", "hidden"),
+            "attention.self.pos_query_proj": _Table("q", "hidden"),
+        }
+        | _norms("attention.output.LayerNorm")
+        | _BERT_MLP,
+    ),
+    _ROTARY_BERT,
+    replace(_ROTARY_BERT, name="GTE", model_types=("gte",)),
+    replace(_ROTARY_BERT, name="Jina", model_types=("jina_embeddings_v3",)),
     _Family(
+        name="T5",
+        model_types=("t5", "mt5"),
+        blocks="encoder.block",
+        layers="num_layers",
+        hidden="d_model",
+        heads="num_heads",
+        head="d_kv",
+        mlp="d_ff",
+        final_norm="encoder.final_layer_norm",
+        first_block_is_special=True,
+        outside={"shared": _Table("vocab", "hidden"), "encoder.final_layer_norm": Norm("hidden")},
+        inside=_attention("layer.0.SelfAttention.", "q", "k", "v", "o")
+        | {"layer.0.SelfAttention.relative_attention_bias": _Table("bucket", "heads", "attention")}
+        | _mlp(*(f"layer.1.{_T5_MLP}.{name}" for name in ("wi", "wi_0", "wi_1")), out=f"layer.1.{_T5_MLP}.wo")
+        | _norms("layer.0.layer_norm", "layer.1.layer_norm"),
+    ),
+    replace(
+        _BERT,
         name="MPNet",
         model_types=("mpnet",),
-        blocks="encoder.layer",
-        outside=_BERT_EMBEDDINGS
+        outside=_embeddings()
         | _POOLER
         | {"encoder.relative_attention_bias": _Table("bucket", "heads", "attention")},
         inside=_attention("attention.attn.", "q", "k", "v", "o") | _norms("attention.LayerNorm") | _BERT_MLP,
         positions_after_pad=True,
         unfused_attention="attention.attn",
-        extra_axes={"bucket": "relative_attention_num_buckets"},
     ),
     _Family(
         name="DistilBERT",
@@ -192,7 +248,7 @@ _FAMILIES: tuple[_Family, ...] = (
         hidden="dim",
         heads="n_heads",
         mlp="hidden_dim",
-        outside=_BERT_EMBEDDINGS,
+        outside=_embeddings(),
         inside=_attention("attention.", "q_lin", "k_lin", "v_lin", "out_lin")
         | _mlp("ffn.lin1", out="ffn.lin2")
         | _norms("sa_layer_norm", "output_layer_norm"),
@@ -201,7 +257,6 @@ _FAMILIES: tuple[_Family, ...] = (
         name="ModernBERT",
         model_types=("modernbert",),
         blocks="layers",
-        position=None,
         per_layer=("layer_types",),
         final_norm="final_norm",
         rotary=True,
@@ -220,6 +275,7 @@ _FAMILIES: tuple[_Family, ...] = (
         | _norms("attn_norm", "mlp_norm"),
     ),
     _LLAMA,
+    replace(_LLAMA, name="EuroBERT", model_types=("eurobert",), causal=False),
     _QWEN2,
     replace(_QWEN2, name="Qwen3", model_types=("qwen3",), inside=_LLAMA_BLOCK | _HEAD_NORMS),
     replace(
@@ -249,7 +305,6 @@ _FAMILIES: tuple[_Family, ...] = (
         hidden="n_embd",
         heads="n_head",
         mlp="n_inner",
-        position="n_positions",
         final_norm="ln_f",
         causal=True,
         outside={
@@ -258,10 +313,10 @@ _FAMILIES: tuple[_Family, ...] = (
             "ln_f": Norm("hidden"),
         },
         inside={
-            "attn.c_attn": Conv1D("hidden", "q+k+v", "attention"),
-            "attn.c_proj": Conv1D("o", "hidden", "attention"),
-            "mlp.c_fc": Conv1D("hidden", "mlp", "mlp"),
-            "mlp.c_proj": Conv1D("mlp", "hidden", "mlp"),
+            "attn.c_attn": Conv1D("q+k+v", "hidden", "attention"),
+            "attn.c_proj": Conv1D("hidden", "o", "attention"),
+            "mlp.c_fc": Conv1D("mlp", "hidden", "mlp"),
+            "mlp.c_proj": Conv1D("hidden", "mlp", "mlp"),
         }
         | _norms("ln_1", "ln_2"),
     ),

@@ -187,8 +187,10 @@ def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
         )
         for parameter in layout.parameters
     ]
-    between_tokens: tuple[_Part, float] = ("attention", 4.0 * length * layout.sizes["q"] * layout.layers)
-    return _cost([*backbone, *heads], between_tokens, layout.layers, layout.sizes["hidden"], length)
+    width, queries, distances = (layout.sizes.get(axis, 0) for axis in ("hidden", "q", "relative"))
+    # The vectors of distances become queries and keys once per text, and meet those of every token.
+    work = 4.0 * queries * (length + distances + distances * width / length) * layout.layers
+    return _cost([*backbone, *heads], ("attention", work), layout.layers, width, length)
 
 
 _PART_WORDS: dict[str, _Part] = {

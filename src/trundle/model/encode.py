@@ -404,7 +404,7 @@ def read_through(
             for start in range(0, len(ordered), _BATCH):
                 chosen = ordered[start : start + _BATCH]
                 features = batch_to_device(model.preprocess(chosen), model.device)
-                before(features["attention_mask"].flatten().bool())
+                before(features["attention_mask"].bool())
                 model(features)
                 advance(len(chosen))
     finally:

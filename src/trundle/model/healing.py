@@ -25,7 +25,7 @@ from trundle.model.matrices import Matrix, _has_bias, is_pruned, prunable, weigh
 from trundle.model.rounding import (
     _LONGEST,
     _as_features,
-    _fit_line,
+    _fit_norm,
     _groups,
     _LinearGroup,
     _Moments,
@@ -376,14 +376,9 @@ class _HealedBlocks:
 
     def _fit_norm(self, norm: nn.Module) -> None:
         """Fit gain and bias of the norm that a block ends with."""
-        if not isinstance(norm, nn.LayerNorm) or norm.bias is None:
-            return
         wanted = torch.cat([self._target(batch, each) for batch, each in self._with(self._states[0])])
         found = torch.cat([each[batch.mask] for batch, each in self._with(self._states[1])])
-        gain, shift = _fit_line(found, wanted)
-        norm.weight.mul_(gain)
-        norm.bias.mul_(gain).add_(shift)
-        self._states[1] = [gain * states + shift for states in self._states[1]]
+        self._states[1] = _fit_norm(norm, found, wanted, self._states[1])
 
 
 def _best_strength(

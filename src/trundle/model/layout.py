@@ -81,9 +81,6 @@ def _read_sizes(family: _Family, config: PreTrainedConfig) -> dict[str, int]:
         "mlp": int(getattr(config, family.mlp) or 4 * hidden),
         "vocab": int(getattr(config, family.vocab)),
     }
-    if family.position:
-        sizes["position"] = int(getattr(config, family.position))
-    sizes |= {axis: int(getattr(config, entry)) for axis, entry in family.extra_axes.items()}
     return _with_attention_sizes(sizes)
 
 
@@ -107,11 +104,22 @@ def layout_of(backbone: PreTrainedModel) -> Layout:
     """Return the layout of a backbone, checked against the shapes of its weights."""
     family = _family_of(backbone.config.model_type)
     weights = dict(backbone.named_parameters())
+    parameters = tuple(_parameter(family, name, weight) for name, weight in weights.items())
+    if family.projection is not None and f"{family.projection}.weight" not in weights:
+        parameters = tuple(
+            replace(each, axes=tuple("hidden" if axis == "embedding" else axis for axis in each.axes))
+            for each in parameters
+        )
+    lengths = {
+        axis: length
+        for parameter in parameters
+        for axis, length in zip(parameter.axes, weights[parameter.name].shape, strict=False)
+    }
     layout = Layout(
         family=family,
         layers=int(getattr(backbone.config, family.layers)),
-        sizes=_read_sizes(family, backbone.config),
-        parameters=tuple(_parameter(family, name, weight) for name, weight in weights.items()),
+        sizes=lengths | _read_sizes(family, backbone.config),
+        parameters=parameters,
     )
     for parameter in layout.parameters:
         expected, found = layout.shape(parameter), tuple(weights[parameter.name].shape)
@@ -153,6 +161,9 @@ def _shrunk(
     if family.head is None and sizes["q"] != sizes["hidden"]:
         heads = f"{sizes['heads']} heads × {sizes['head']}"
         raise ImpossibleCut(f"{heads} is not the hidden width {sizes['hidden']}; cut both by the same share")
+    if family.projection is not None and hidden is not None and sizes.get("embedding") == hidden:
+        what = f"the {family.name} model can't be {hidden} wide like its token table"
+        raise ImpossibleCut(f"{what}, as the library then has no matrix between them; choose another width")
     if family.rotary and sizes["head"] % 2:
         raise ImpossibleCut(f"rotary positions need an even head width, not {sizes['head']}")
     kept = check_blocks(layout, range(layout.layers) if blocks is None else blocks)

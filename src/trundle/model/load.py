@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from trundle.cache import model_folder
 from trundle.errors import BadInput, BadModel, MissingExtra
@@ -90,7 +91,13 @@ def load(
         unpooled = getattr(model[0], "module_output_name", None) != "sentence_embedding"
         if unpooled and all(type(module).__name__ in _WITHOUT_POOLING for module in model):
             raise BadModel(f"{folder} makes no vector of a text; add a Pooling module to its modules.json")
-        _check_complete(backbone, _backbone_folder(folder))
+        own_code = "auto_map" in config and not trust_remote_code
+        fix = (
+            "read the code it brings, then pass --trust-remote-code"
+            if own_code
+            else "download the full model"
+        )
+        _check_complete(backbone, _backbone_folder(folder), fix)
         _check_vocabulary(model, backbone, folder)
         _adapt_to_family(model, backbone)
     return model if width is None else _narrowed(model, folder, width)
@@ -169,7 +176,7 @@ def _adapt_to_family(model: SentenceTransformer, backbone: PreTrainedModel) -> N
         model.tokenizer.padding_side = "right"
 
 
-def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:
+def _check_complete(backbone: PreTrainedModel, folder: Path | None, fix: str) -> None:
     """Reject files that lack weights the config asks for; the library would initialise them at random."""
     if folder is None:
         return
@@ -179,10 +186,18 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None) -> None:
             names = list(weights.keys())
         for parts in (name.split(".") for name in names):
             endings.update(".".join(parts[start:]) for start in range(len(parts)))
-    for name, _ in backbone.named_parameters():
-        old_name = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
-        if not name.startswith("pooler.") and not {name, old_name} & endings:
-            raise BadModel(f"{folder} holds no weights for {name}; download the full model")
+
+    def missing(names: Iterable[str]) -> str | None:
+        for name in names:
+            old_name = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+            if not name.startswith("pooler.") and not {name, old_name} & endings:
+                return name
+        return None
+
+    shapes = {name: weight.to("meta") for name, weight in backbone.named_parameters()}
+    # Files of some families have other names, and several matrices in one.
+    if (name := missing(shapes)) and missing(revert_weight_conversion(backbone, shapes)):
+        raise BadModel(f"{folder} holds no weights for {name}; {fix}")
 
 
 def _check_vocabulary(model: SentenceTransformer, backbone: PreTrainedModel, folder: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trundle.errors import ImpossibleCut
 from trundle.model.anatomy import _BY_MODEL_TYPE, Conv1D, terms
-from trundle.model.layout import Layout, layout_of
+from trundle.model.layout import Layout, Parameter, layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
 
@@ -167,6 +167,13 @@ def _rounded(matrix: Tensor, scales: Tensor | None = None) -> Tensor:
     return codes.mul_(scales).flatten(-2).to(matrix.dtype)
 
 
+def _rounds(parameter: Parameter) -> bool:
+    """Whether int4 rounds a parameter: a matrix before pooling, or the token table."""
+    if parameter.multiplies:
+        return parameter.part != "pooler"
+    return len(parameter.axes) == 2 and parameter.axes[0] == "vocab"
+
+
 def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
     """Return the weights that int4 rounds, each with whether it is stored as (in, out)."""
     table = static_table(model)
@@ -176,8 +183,7 @@ def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
     else:
         backbone = transformer_of(model).model
         for parameter in layout_of(backbone).parameters:
-            is_matmul = parameter.multiplies and parameter.part != "pooler"
-            if is_matmul or (len(parameter.axes) == 2 and parameter.axes[0] == "vocab"):
+            if _rounds(parameter):
                 weight = backbone.get_parameter(parameter.name)
                 found.append((weight, isinstance(parameter.member, Conv1D)))
     for module in list(model)[1:]:

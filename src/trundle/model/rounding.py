@@ -9,6 +9,7 @@ of each block is searched, biases and the norm after a block are fitted to the r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from trundle.model.matrices import (
     Matrix,
     _has_bias,
     _is_on_grid,
+    _rounds,
     _scale_for,
     fits_grid,
     grid_weights,
@@ -74,7 +76,7 @@ def round_to_int4(
         return whole
     batches = _batches(whole, texts, inputs=max(weight.shape[1] for weight in weights))
     small = copy_of(whole)
-    _round_table(small)
+    _round_outside(small)
     with torch.no_grad(), fast_forward(whole), fast_forward(small):
         if static_table(whole) is None:
             _RoundedBlocks(whole, small, batches).round_blocks(progress)
@@ -124,14 +126,14 @@ def _thinned(
     return -(-tokens // most)
 
 
-def _round_table(model: SentenceTransformer) -> None:
+def _round_outside(model: SentenceTransformer) -> None:
     table = static_table(model)
     if table is not None:
         found = list(table.parameters())
     else:
         backbone = transformer_of(model).model
-        rows = [each for each in layout_of(backbone).parameters if each.axes[0] == "vocab"]
-        found = [backbone.get_parameter(each.name) for each in rows if len(each.axes) == 2]
+        outside = [each for each in layout_of(backbone).parameters if each.block is None]
+        found = [backbone.get_parameter(each.name) for each in outside if _rounds(each)]
     for weight in found:
         if fits_grid(*weight.shape):
             weight.data = _nearest(weight.data)
@@ -280,16 +282,19 @@ class _Stop(Exception):
 def _watching(
     block: nn.Module, *, inputs: Sequence[str] = (), outputs: Sequence[str] = (), stop: str | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Record tensors by module name ("in NAME", "out NAME") while the block runs; stop before one module."""
+    """Record tensors by module name ("in NAME", "out NAME") while the block runs; stop before one module.
+
+    Of a module that runs several times, the first run counts.
+    """
     seen: dict[str, Tensor] = {}
 
     def before(name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
-        seen[f"in {name}"] = given[0]
+        seen.setdefault(f"in {name}", given[0])
         if name == stop:
             raise _Stop
 
     def after(name: str, _module: nn.Module, _given: Any, found: Tensor) -> None:
-        seen[f"out {name}"] = found
+        seen.setdefault(f"out {name}", found)
 
     with ExitStack() as hooks:
         for name in inputs:
@@ -336,18 +341,20 @@ def _open_blocks(
     model: SentenceTransformer, blocks: Sequence[nn.Module], batches: Sequence[Features]
 ) -> tuple[list[list[_BlockCall]], list[Tensor]]:
     """The calls of each block by batch, and the hidden states that enter the first one."""
-    packed: list[bool] = []
-    with blocks[0].register_forward_hook(lambda _module, _given, out: packed.append(isinstance(out, tuple))):
-        model(dict(batches[0]))
     calls: list[list[_BlockCall]] = [[] for _ in batches]
     first: list[Tensor] = []
+    found: Any = None
 
     def record(number: int, *given: Any, **named: Any) -> Any:
+        nonlocal found
         states = given[0] if given else named.pop("hidden_states")
+        call = _BlockCall(arguments=given[1:], named=named)
         if number == 0:
             first.append(states)
-        calls[len(first) - 1].append(_BlockCall(arguments=given[1:], named=named))
-        return (states,) if packed[0] else states
+            found = type(blocks[0]).forward(blocks[0], states, *call.arguments, **named)
+        calls[len(first) - 1].append(call)
+        # T5's first block also returns what the others add to their scores.
+        return (states, *found[1:]) if isinstance(found, tuple) else states
 
     for number, block in enumerate(blocks):
         block.forward = partial(record, number)
@@ -363,7 +370,10 @@ def _open_blocks(
 def _stages(
     block: nn.Module, matrices: Sequence[Matrix], norms: Sequence[str], run: Any
 ) -> list[_LinearGroup]:
-    """The linear layers of a block in the order in which they compute."""
+    """The linear layers of a block in the order in which they compute.
+
+    A layer that runs several times is left out: DeBERTa's queries and keys are also made of distances.
+    """
     by_name = {matrix.inside: matrix for matrix in matrices}
     order: list[tuple[str, Tensor]] = []
 
@@ -376,8 +386,9 @@ def _stages(
         run(block)
     found: list[_LinearGroup] = []
     last: Tensor | None = None
+    runs = Counter(name for name, _ in order)
     for place, (name, given) in enumerate(order):
-        if name not in by_name:
+        if name not in by_name or runs[name] > 1:
             continue
         if given is last:
             found[-1] = _LinearGroup(matrices=(*found[-1].matrices, by_name[name]), adds=False)
@@ -406,6 +417,16 @@ def _fit_line(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     spread = found - centre
     gain = (spread * (wanted - target)).sum(0) / spread.square().sum(0).clamp_min(1e-12)
     return gain, target - gain * centre
+
+
+def _fit_norm(norm: nn.Module, found: Tensor, wanted: Tensor, states: list[Tensor]) -> list[Tensor]:
+    """Fit gain and bias of a LayerNorm to what is wanted; return all states after it."""
+    if not isinstance(norm, nn.LayerNorm) or norm.bias is None:
+        return states
+    gain, shift = _fit_line(found, wanted)
+    norm.weight.mul_(gain)
+    norm.bias.mul_(gain).add_(shift)
+    return [gain * each + shift for each in states]
 
 
 class _RoundedBlocks:
@@ -438,6 +459,10 @@ class _RoundedBlocks:
         stages = _stages(
             whole, matrices, norms, lambda block: self._calls[0][number](block, self._states[0][0])
         )
+        fitted = [matrix for stage in stages for matrix in stage.matrices]
+        for weight in (weight_of(self._backbones[1], each) for each in matrices if each not in fitted):
+            if fits_grid(*weight.shape):
+                weight.copy_(_nearest(weight))
         wanted = self._whole_outputs(number, stages)
         for stage, outputs in zip(stages, wanted, strict=True):
             moments = _Moments()
@@ -459,6 +484,7 @@ class _RoundedBlocks:
         found: list[list[Tensor]] = [[] for _ in stages]
         with _watching(block, inputs=norms, outputs=names) as seen:
             for place, mask in enumerate(self._masks):
+                seen.clear()
                 after = self._calls[place][number](block, self._states[0][place])
                 assert after is not None
                 for stage, outputs in zip(stages, found, strict=True):
@@ -496,17 +522,13 @@ class _RoundedBlocks:
         with _watching(block, outputs=norms) as seen:
             out = self._calls[0][number](block, self._states[1][0])
         ends = [name for name in norms if seen.get(f"out {name}") is out]
-        norm = block.get_submodule(ends[-1]) if ends else None
-        if not isinstance(norm, nn.LayerNorm) or norm.bias is None:
+        if not ends:
             return
         wanted, found = (
             torch.cat([part[mask] for part, mask in zip(states, self._masks, strict=True)])
             for states in self._states
         )
-        gain, shift = _fit_line(found, wanted)
-        norm.weight.mul_(gain)
-        norm.bias.mul_(gain).add_(shift)
-        self._states[1] = [gain * states + shift for states in self._states[1]]
+        self._states[1] = _fit_norm(block.get_submodule(ends[-1]), found, wanted, self._states[1])
 
 
 def _round_heads(whole: SentenceTransformer, small: SentenceTransformer, batches: Sequence[Features]) -> None:
@@ -524,7 +546,7 @@ def _round_heads(whole: SentenceTransformer, small: SentenceTransformer, batches
                 for features in batches:
                     whole(dict(features))
                     small(dict(features))
-                    moments.add(given[f"in {name}"], wanted[f"out {name}"])
+                    moments.add(given.pop(f"in {name}"), wanted.pop(f"out {name}"))
             shifts = linear.bias is not None
             weight, bias = moments.round(exact.get_parameter("weight"), shifts=shifts)
             linear.weight.copy_(weight)

@@ -139,6 +139,7 @@ def unfilled_backbone(backbone: PreTrainedModel, after: Layout, what: Cut) -> Pr
     """Return the backbone after a cut, built from its config but with uninitialised weights."""
     with no_init_weights():
         small = type(backbone)(_new_config(backbone.config, after, what))
+    small.set_input_embeddings(small.get_input_embeddings())  # T5 has two tables with the same weights
     _match_pooler(backbone, small)
     return small
 
@@ -199,6 +200,8 @@ def _new_config(config: PreTrainedConfig, after: Layout, what: Cut) -> PreTraine
     for axis, entry in entries.items():
         if _read_sizes(family, new)[axis] != after.sizes[axis]:
             setattr(new, entry, after.sizes[axis])
+    if "embedding" not in after.sizes and hasattr(new, "embedding_size"):
+        new.embedding_size = after.sizes["hidden"]
     if what.head is not None:
         rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
         if any(isinstance(value, list) for value in rope.values()):

@@ -216,6 +216,7 @@ class _Inside:
 
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.states = [args[0] if args else kwargs["hidden_states"]]
+        self._projected = [{} for _ in range(self.layers)]
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> None:
         self.states.append(output[0] if isinstance(output, tuple) else output)
@@ -224,6 +225,8 @@ class _Inside:
         sizes = [self._layout.sizes[axis] for axis in axes]
 
         def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            self._projected[number] |= dict(zip(axes, torch.split(output, sizes, dim=-1), strict=True))
+            made = dict(zip(axes, torch.split(output, sizes, dim=-1), strict=True))
+            if made.keys().isdisjoint(self._projected[number]):  # DeBERTa runs it again, on distances
+                self._projected[number] |= made
 
         return hook

@@ -164,8 +164,9 @@ def _measure_norms(
     real: Tensor | None = None
 
     def add(name: str, _module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-        assert real is not None
-        found = inputs[0].flatten(0, -2)[real].float().square().sum(dim=0)
+        if real is None or inputs[0].shape[:-1] != real.shape:  # DeBERTa's distances
+            return
+        found = inputs[0][real].float().square().sum(dim=0)
         squares[name] = squares[name] + found if name in squares else found
 
     with (
@@ -180,7 +181,7 @@ def _measure_norms(
             batch = load(chosen)
             for chunk in (*batch.queries.chunks, *batch.documents.chunks):
                 features = batch_to_device(dict(chunk), model.device)
-                real = features["attention_mask"].flatten().bool()
+                real = features["attention_mask"].bool()
                 model(features)
             advance(len(chosen))
     return {name: total.sqrt().clone() for name, total in squares.items()}
@@ -230,6 +231,8 @@ class _Sums:
         return hooks
 
     def _tap(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if inputs[0].shape[:-1] != self._real[-1].shape:  # DeBERTa's distances
+            return output
         arguments = (output, self._anchor, inputs[0].detach(), partial(self._receive, name, self._chunk))
         tapped: Tensor = _Tap.apply(*arguments)  # type: ignore[no-untyped-call]
         return tapped
@@ -243,7 +246,7 @@ class _Sums:
         for number, chunk in enumerate(chunks):
             self._chunk = number
             features = batch_to_device(dict(chunk), model.device)
-            self._real.append(features["attention_mask"].flatten().bool())
+            self._real.append(features["attention_mask"].bool())
             vectors.append(model(features)["sentence_embedding"])
         asked = torch.cat(vectors[: len(queries.chunks)])[queries.rows.to(model.device)]
         found = torch.cat(vectors[len(queries.chunks) :])[documents.rows.to(model.device)]
@@ -255,7 +258,7 @@ class _Sums:
         """Store the tensors of one chunk; after the last chunk of the batch, form the samples' gradients."""
         real = self._real[chunk]
         received = self._received.setdefault(name, {})
-        received[chunk] = (states.flatten(0, -2)[real].float(), gradient.flatten(0, -2)[real].float())
+        received[chunk] = (states[real].float(), gradient[real].float())
         if len(received) == self._chunks:
             ordered = [received[number] for number in range(self._chunks)]
             self._add(name, *(torch.cat(tensors) for tensors in zip(*ordered, strict=True)))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trundle.errors import BadInput
 from trundle.methods.contract import Context
-from trundle.model.anatomy import Conv1D, Linear, Norm, terms
+from trundle.model.anatomy import Linear, Norm, terms
 from trundle.model.encode import read_through
 from trundle.model.layout import Layout, Parameter, layout_of
 from trundle.model.nested import Select, Selection, narrow_cut
@@ -87,7 +87,9 @@ def _measure_importance(
     masks: list[Tensor] = []
 
     def add(key: _Place, states: Tensor) -> None:
-        size = states.flatten(0, -2)[masks[-1]].float().abs().sum(dim=0).cpu().double()
+        if states.shape[:-1] != masks[-1].shape:  # DeBERTa's distances
+            return
+        size = states[masks[-1]].float().abs().sum(dim=0).cpu().double()
         sums[key] = sums[key] + size if key in sums else size
 
     with _hooked(backbone, layout, add):
@@ -113,7 +115,7 @@ def _hooked(backbone: nn.Module, layout: Layout, add: Callable[[_Place, Tensor],
             continue
         if isinstance(member, Norm) and member.along == "hidden":
             watch(module, ("hidden", name), lambda _inputs, output: output)
-        if not isinstance(member, Linear | Conv1D) or block is None:
+        if not isinstance(member, Linear) or block is None:
             continue
         if member.columns in ("mlp", "o"):
             watch(module, (member.columns, block), lambda inputs, _output: inputs[0])
@@ -132,9 +134,7 @@ def _importance(backbone: nn.Module, layout: Layout, sums: dict[_Place, Tensor])
     weights = dict(backbone.named_parameters())
     for parameter in layout.parameters:
         member = parameter.member
-        if not isinstance(member, Linear | Conv1D) or len(parameter.axes) != 2:
-            continue
-        if member.columns in ("mlp", "o"):
+        if isinstance(member, Linear) and parameter.multiplies and member.columns in ("mlp", "o"):
             across = 1 - parameter.axes.index(member.columns)
             norm = weights[parameter.name].detach().float().norm(dim=across)
             norms[member.columns, parameter.block] = norm.cpu()
