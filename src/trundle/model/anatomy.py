@@ -123,7 +123,9 @@ def _norms(*names: str) -> dict[str, _Member]:
 
 def _embeddings(columns: str = "hidden", norm: str = "hidden") -> dict[str, _Member]:
     rows = {"word": "vocab", "position": "position", "token_type": "type", "task_type": "task"}
-    tables = {f"embeddings.{name}_embeddings": _Table(axis, columns) for name, axis in rows.items()}
+    tables: dict[str, _Member] = {
+        f"embeddings.{name}_embeddings": _Table(axis, columns) for name, axis in rows.items()
+    }
     return tables | {"embeddings.LayerNorm": Norm(norm, "embeddings")}
 
 
