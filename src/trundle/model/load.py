@@ -196,7 +196,7 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None, fix: str) ->
 
     shapes = {name: weight.to("meta") for name, weight in backbone.named_parameters()}
     # Files of some families have other names, and several matrices in one.
-    if (name := missing(shapes)) and missing(revert_weight_conversion(backbone, shapes)):
+    if missing(shapes) and (name := missing(revert_weight_conversion(backbone, shapes))):
         raise BadModel(f"{folder} holds no weights for {name}; {fix}")
 
 
