@@ -5,6 +5,7 @@ Run it with the Python of a complete install: `make wheel`. The new venv must ha
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 ROOT = Path(__file__).parents[1]
 READY = ROOT / "models" / "all-mpnet-base-v2-12MB"
 NOT_TRUNDLES = ("pip", "setuptools")
+# uv has unpacked most packages before, but reads no settings of pip, which is asked where uv fails.
+UV: list[str | Path] = [sys.executable, "-m", "uv", "--quiet"]
+PIP: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+LINKS = [word for place in os.environ.get("PIP_FIND_LINKS", "").split() for word in ("--find-links", place)]
 ENCODE = """
 import importlib.util, sys, trundle
 encoder = trundle.Encoder(sys.argv[1])
@@ -37,14 +42,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         model = READY if READY.is_dir() else exported_pico(place)
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        call([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", place / "wheels", ROOT])
-        [wheel] = (place / "wheels").glob("trundle-*.whl")
+        wheels, python = place / "wheels", place / "venv" / "bin" / "python"
+        call(UV, ["build", *LINKS, "--wheel", "--out-dir", wheels, ROOT]) or call(
+            PIP, ["wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True
+        )
+        [wheel] = wheels.glob("trundle-*.whl")
         venv.create(place / "venv")
-        python = place / "venv" / "bin" / "python"
-        install = [*pip, "--python", python, "install", "--quiet", "--no-compile"]
-        call([*install, "--constraint", ROOT / "constraints.txt", wheel])
-        call([python, "-c", ENCODE, model, *(["ready"] if model == READY else [])], cwd=place)
+        wanted = ["--constraint", ROOT / "constraints.txt", wheel]
+        call(UV, ["pip", "install", *LINKS, "--python", python, *wanted]) or call(
+            PIP, ["--python", python, "install", "--no-compile", *wanted], check=True
+        )
+        encode = ["-c", ENCODE, model, *(["ready"] if model == READY else [])]
+        call([python], encode, cwd=place, check=True)
         refused = subprocess.run(
             [python, "-m", "trundle", "inspect", model], capture_output=True, text=True, check=False
         )
@@ -72,9 +81,12 @@ def megabytes(packages: Path) -> float:
     return sum(file.stat().st_size for file in kept) / 1e6
 
 
-def call(command: list[str | Path], cwd: Path | None = None) -> None:
-    """Runs a command that must succeed."""
-    subprocess.run([str(part) for part in command], check=True, cwd=cwd)
+def call(
+    program: list[str | Path], words: list[str | Path], cwd: Path = ROOT, *, check: bool = False
+) -> bool:
+    """Runs a command; returns whether it succeeded, or fails with it if `check` is set."""
+    command = [str(part) for part in (*program, *words)]
+    return subprocess.run(command, check=check, cwd=cwd).returncode == 0
 
 
 if __name__ == "__main__":
