@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mteb", reason="the extra eval can't be installed here")
-
-from datasets import Dataset, DatasetDict
-from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
-from mteb.mocks import mock_tasks
-from mteb.mocks.mock_tasks.clustering import MockClusteringTask
+from sentence_transformers import SentenceTransformer
 
 from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput, MissingExtra
@@ -23,14 +21,30 @@ from trundle.evaluate.metrics import (
     _pair_measures,
     _similarity_measures,
 )
-from trundle.evaluate.mteb import _MtebTask
 from trundle.evaluate.retrieval import _Collection
 from trundle.evaluate.scoring import evaluate, find_tasks
+from trundle.model.encode import embedder
+from trundle.model.heads import paired
+
+
+class Lazily:
+    """A module that is imported when it is used: mteb takes seconds, and every process collects all tests."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self.name), attribute)
+
+
+mteb, own, datasets = map(Lazily, ("mteb", "trundle.evaluate.mteb", "datasets"))
+mock_tasks = Lazily("mteb.mocks.mock_tasks")
 
 # mteb's mock classification tasks have two test rows, of which one label may never be predicted.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Precision is ill-defined:sklearn.exceptions.UndefinedMetricWarning"
-)
+pytestmark = [
+    pytest.mark.skipif(find_spec("mteb") is None, reason="the extra eval can't be installed here"),
+    pytest.mark.filterwarnings("ignore:Precision is ill-defined:sklearn.exceptions.UndefinedMetricWarning"),
+]
 
 RANDOM = np.random.default_rng(11)
 LABELS = 6
@@ -59,12 +73,12 @@ def mteb_measures(mock: type, data: object) -> dict[str, float]:
 
     task = Given()
     task.filter_eval_splits(["test"])
-    [result] = evaluate(TABLE, [_MtebTask(task=task)])
+    [result] = evaluate(TABLE, [own._MtebTask(task=task)])
     return dict(result.measures)
 
 
 def rows(**columns):
-    return Dataset.from_dict({name: list(values) for name, values in columns.items()})
+    return datasets.Dataset.from_dict({name: list(values) for name, values in columns.items()})
 
 
 def test_similarity():
@@ -95,7 +109,9 @@ def test_classification():
     train, test = NAMES[:500], NAMES[500:]
     theirs = mteb_measures(
         mock_tasks.MockClassificationTask,
-        DatasetDict(train=rows(text=train, label=GROUPS[:500]), test=rows(text=test, label=GROUPS[500:])),
+        datasets.DatasetDict(
+            train=rows(text=train, label=GROUPS[:500]), test=rows(text=test, label=GROUPS[500:])
+        ),
     )
     labels = [f"label {group}" for group in GROUPS]
     samples = _few_shot_samples(labels[:500], seed=42)
@@ -106,7 +122,8 @@ def test_classification():
 
 def test_clustering():
     theirs = mteb_measures(
-        MockClusteringTask, DatasetDict(test=rows(sentences=[NAMES], labels=[GROUPS.tolist()]))
+        import_module("mteb.mocks.mock_tasks.clustering").MockClusteringTask,
+        datasets.DatasetDict(test=rows(sentences=[NAMES], labels=[GROUPS.tolist()])),
     )
     ours = _clustering_measures(lookup(NAMES), [str(group) for group in GROUPS], seed=42)
     assert 0.05 < ours["v_measure"] < 0.98
@@ -127,7 +144,7 @@ def test_retrieval_with_grades():
         mock_tasks.MockRetrievalTask,
         {
             "default": {
-                "test": RetrievalSplitData(
+                "test": import_module("mteb.abstasks.retrieval_dataset_loaders").RetrievalSplitData(
                     queries=rows(id=queries, text=queries),
                     corpus=rows(id=documents, text=documents, title=[""] * len(documents)),
                     relevant_docs=judged,
@@ -160,9 +177,9 @@ def test_roles_and_modes_reach_mteb(words):
 
     student = Embedder(name="student", text=role("text"), query=role("query"), document=role("document"))
     tasks = [
-        _MtebTask(task=mock_tasks.MockRetrievalTask()),
-        _MtebTask(task=mock_tasks.MockClassificationTask()),
-        _MtebTask(task=mock_tasks.MockAggregatedTask()),
+        own._MtebTask(task=mock_tasks.MockRetrievalTask()),
+        own._MtebTask(task=mock_tasks.MockClassificationTask()),
+        own._MtebTask(task=mock_tasks.MockAggregatedTask()),
     ]
     results = evaluate(student, tasks, documents=words)
     assert [(result.task, result.kind, result.mode, result.documents) for result in results] == [
@@ -185,7 +202,7 @@ def test_roles_and_modes_reach_mteb(words):
 
 
 def test_many_languages_keep_their_own_figures(words):
-    [result] = evaluate(words, [_MtebTask(task=mock_tasks.MockMultilingualClassificationTask())])
+    [result] = evaluate(words, [own._MtebTask(task=mock_tasks.MockMultilingualClassificationTask())])
     assert {"test/eng/accuracy", "test/fra/accuracy"} <= result.measures.keys()
 
 
@@ -193,7 +210,7 @@ def test_narrow_queries_on_wide_documents_are_rejected():
     narrow = _plain("narrow", lambda texts: np.ones((len(texts), 2), dtype=np.float32))
     wide = _plain("wide", lambda texts: np.ones((len(texts), 3), dtype=np.float32))
     with pytest.raises(BadInput, match="align"):
-        evaluate(narrow, [_MtebTask(task=mock_tasks.MockRetrievalTask())], documents=wide)
+        evaluate(narrow, [own._MtebTask(task=mock_tasks.MockRetrievalTask())], documents=wide)
 
 
 def test_mteb_tasks_are_found_by_name():
@@ -221,3 +238,17 @@ def test_without_mteb_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "trundle.evaluate.mteb")
     with pytest.raises(MissingExtra, match=r"trundle\[eval\]"):
         find_tasks(["mteb:STS12"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # mteb's own
+def test_mteb_uses_a_pair_as_it_is(pico_model: Callable[[str], SentenceTransformer]) -> None:
+    student, teacher = pico_model("bert"), pico_model("mpnet")
+    theirs = mteb.evaluate(
+        paired(student, teacher), mock_tasks.MockRetrievalTask(), cache=None, co2_tracker=False
+    )
+    _, ours = evaluate(
+        embedder(student, name="student"),
+        [own._MtebTask(task=mock_tasks.MockRetrievalTask())],
+        documents=embedder(teacher, name="teacher"),
+    )
+    assert theirs.task_results[0].get_score() == pytest.approx(ours.score)

@@ -14,8 +14,6 @@ import pico
 from compressing import compress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput
-from trundle.evaluate.scoring import evaluate
-from trundle.model.encode import embedder
 from trundle.model.heads import paired
 from trundle.pipeline.pair import _share_a_space, pair
 from trundle.recipe import parse_recipe
@@ -162,22 +160,3 @@ def test_models_that_do_not_form_a_pair_are_rejected(
     with pytest.raises(BadInput, match="add align to the recipe"):
         compress(bert, parse_recipe("steps: [depth: {keep: 2}]", name="x"), output=out, pair=True)
     assert not out.exists()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # mteb's own
-def test_mteb_uses_a_pair_as_it_is(pico_model: Callable[[str], SentenceTransformer]) -> None:
-    mteb = pytest.importorskip("mteb", reason="the extra eval can't be installed here")
-    from mteb.mocks import mock_tasks
-
-    from trundle.evaluate.mteb import _MtebTask
-
-    student, teacher = pico_model("bert"), pico_model("mpnet")
-    own = mteb.evaluate(
-        paired(student, teacher), mock_tasks.MockRetrievalTask(), cache=None, co2_tracker=False
-    )
-    _, ours = evaluate(
-        embedder(student, name="student"),
-        [_MtebTask(task=mock_tasks.MockRetrievalTask())],
-        documents=embedder(teacher, name="teacher"),
-    )
-    assert own.task_results[0].get_score() == pytest.approx(ours.score)

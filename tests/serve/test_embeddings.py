@@ -7,18 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 import pico
 from live_server import LiveServer, running
 from trundle.runtime.encoder import Encoder
 from trundle.serve.settings import ServerSettings, _Served
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
 
 def given(answer: Any, dtype: type = np.float32) -> np.ndarray:
@@ -28,7 +22,10 @@ def given(answer: Any, dtype: type = np.float32) -> np.ndarray:
     )
 
 
-def test_the_openai_package_gets_the_runtimes_vectors(client: OpenAI, student: Encoder) -> None:
+def test_the_openai_package_gets_the_runtimes_vectors(server: LiveServer, student: Encoder) -> None:
+    from openai import BadRequestError, NotFoundError, OpenAI  # here, because it takes a second to import
+
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
     truth = student.encode(pico.TEXTS)
     answer = client.embeddings.create(model="small", input=pico.TEXTS)
     np.testing.assert_allclose([row.embedding for row in answer.data], truth, atol=1e-5)
