@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pico
+from trundle.bench import rounds
+from trundle.bench.child import _loader, _RequestHandler
 from trundle.embedder import Vectors
 from trundle.index.base import Wanted
 from trundle.index.readers import build_index, create_store
@@ -22,7 +27,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "model"),
     "evaluate": ("evaluate", "model", "--teacher", "safe", *TEXTS),
     "evaluate, teacher": ("evaluate", "safe", "--teacher", "model", *TEXTS),
-    "bench": ("bench", "safe", "model", "--rounds", "1", "--seconds", "0.01"),
+    "bench": ("bench", "safe", "model", "--rounds", "1", "--seconds", "0.01", "--threads", "1"),
     "pair": ("pair", "model", "--teacher", "safe", *OUT),
     "pair, teacher": ("pair", "safe", "--teacher", "model", *OUT),
     "export": ("export", "model", *OUT),
@@ -77,6 +82,18 @@ def place(tmp_path_factory: pytest.TempPathFactory, pico_folders: Callable[[str]
     return root
 
 
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench` loads a model in a new process, which would import torch for seconds."""
+
+    @contextmanager
+    def worker(*_: object) -> Iterator[Any]:
+        yield SimpleNamespace(ask=_RequestHandler(_loader, 0).answer)
+
+    monkeypatch.setattr(rounds, "_worker", worker)
+
+
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_code_of_a_model_runs_on_request_only(
     name: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
