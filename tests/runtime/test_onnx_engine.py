@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
 FREED = """
 from pathlib import Path
 from trundle.runtime.engines import _release_memory

@@ -32,10 +32,9 @@ from trundle.search.limits import TeacherOptions
 from trundle.search.search import compress_to_budget
 from trundle.search.trials import Outcome
 from trundle.serve.settings import open_served
+from trundle.teacher import without_secrets
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
-
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 TEXTS = different_texts(700)
 QUERIES = [f"what about {text}" for text in TEXTS[:300]]
@@ -81,22 +80,38 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.fixture
+def table(postgres: Any, vectors: list[np.ndarray]) -> str:
+    psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
+    with psycopg.connect(postgres.url) as database:
+        database.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        database.execute("CREATE TABLE lessons (id int PRIMARY KEY, content text, embedding vector(32))")
+        stored = zip(range(len(TEXTS)), TEXTS, (str(row.tolist()) for row in vectors), strict=True)
+        database.cursor().executemany("INSERT INTO lessons VALUES (%s, %s, %s)", list(stored))
+        database.execute("INSERT INTO lessons VALUES (-1, NULL, NULL)")
+    return f"{postgres.url}&table=lessons"
+
+
 @pytest.mark.usefixtures("quick")
-def test_an_index_teaches_by_its_rows_alone(rows: str, student: str, tmp_path: Path) -> None:
+def test_an_index_teaches_by_its_rows_alone(table: str, student: str, tmp_path: Path) -> None:
     output, progress = tmp_path / "small", RecordedProgress()
     outcome = compress(
-        index=rows, budget=BUDGET, students=[student], minutes=0.03, output=output, progress=progress
+        index=table, budget=BUDGET, students=[student], minutes=0.03, output=output, progress=progress
     )
     assert isinstance(outcome, Outcome)
     assert outcome.before is None
     assert outcome.check is not None
+    assert outcome.check.index.endswith("table lessons")
+    assert outcome.check.total == len(TEXTS) + 1
     assert outcome.check.teacher is None
     assert outcome.check.rows is not None
     assert outcome.check.rows.queries >= 20
+    assert outcome.check.agreement > 0.2, "ten of 700 by chance agree in 0.014"
     assert "documents are not queries" in " ".join(outcome.check.says())
+    assert any("left out 1 with no vector" in line for line in progress.lines)
     lineage = read_lineage(output)
     assert lineage is not None
-    assert lineage["space"] == rows
+    assert lineage["space"] == without_secrets(table)
     assert lineage["source"] == student
     assert json.loads((output / PLANNING_FILE).read_text())["index"]["agreement"] == outcome.check.agreement
     encoder = Encoder(output)
@@ -105,30 +120,6 @@ def test_an_index_teaches_by_its_rows_alone(rows: str, student: str, tmp_path: P
     np.testing.assert_allclose(np.linalg.norm(vector), 1, atol=1e-3)
     np.testing.assert_allclose(encoder.embed_documents(["a text", "more"])[0], vector, atol=1e-6)
     assert encoder.embed_documents([]) == []
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_table_of_postgres_teaches(postgres: Any, rows: str, student: str, tmp_path: Path) -> None:
-    psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
-    vectors = np.stack(pq.read_table(rows).column("vector").to_pylist())
-    with psycopg.connect(postgres.url) as database:
-        database.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        database.execute("CREATE TABLE lessons (id int PRIMARY KEY, content text, embedding vector(32))")
-        stored = zip(range(len(TEXTS)), TEXTS, (str(row.tolist()) for row in vectors), strict=True)
-        database.cursor().executemany("INSERT INTO lessons VALUES (%s, %s, %s)", list(stored))
-        database.execute("INSERT INTO lessons VALUES (-1, NULL, NULL)")
-    output, progress = tmp_path / "small", RecordedProgress()
-    where = f"{postgres.url}&table=lessons"
-    outcome = compress(
-        index=where, budget=BUDGET, students=[student], minutes=0.03, output=output, progress=progress
-    )
-    assert isinstance(outcome, Outcome)
-    assert outcome.check is not None
-    assert outcome.check.index.endswith("table lessons")
-    assert outcome.check.total == len(TEXTS) + 1
-    assert outcome.check.agreement > 0.2, "ten of 700 by chance agree in 0.014"
-    assert any("left out 1 with no vector" in line for line in progress.lines)
-    assert Encoder(output).dimensions == 32
 
 
 @pytest.mark.usefixtures("quick")

@@ -23,8 +23,6 @@ from trundle.search.limits import _Budget
 from trundle.search.prospects import _coverage, _of_all_lengths, _Prospects, _raised, _Speed
 from trundle.search.search import compress_to_budget
 
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
 
 @pytest.mark.usefixtures("quick")
 def test_invalid_budgets_are_rejected(pico_folders: Callable[[str], Path], corpus: Corpus) -> None:

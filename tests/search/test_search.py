@@ -41,8 +41,6 @@ from trundle.search.search import compress_to_budget
 from trundle.search.trials import _Trials, _Tried
 from trundle.teacher.targets import find_targets
 
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
 
 @pytest.mark.usefixtures("quick")
 def test_the_best_that_fits_is_trained_exported_and_written(
@@ -52,9 +50,15 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     monkeypatch.setattr(trials, "_HOPELESS", math.inf)
     folder, output = pico_folders("bert", 2), tmp_path / "small"
     limit = int(0.6 * cost(load(folder)).parameters)
-    outcome = compress_to_budget(
-        Request(source=str(folder), output=output, corpus=corpus), [f"{limit}-params"], minutes=0.05
-    )
+    loaded, plain = [], load_module.model_folder
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            load_module, "model_folder", lambda name, **how: loaded.append(name) or plain(name, **how)
+        )
+        outcome = compress_to_budget(
+            Request(source=str(folder), output=output, corpus=corpus), [f"{limit}-params"], minutes=0.05
+        )
+    assert loaded.count(str(folder)) == 1, "its trials and the last training use the model in memory"
     tried = [each for each in outcome.tried if each.distances]
     assert len(tried) == 3
     assert outcome.chosen.outcome == "chosen"
@@ -190,32 +194,11 @@ def test_every_model_is_loaded_once(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_search_loads_its_source_once(
-    pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its trials, the teacher of each and the last training use the model in memory."""
-    source, loaded = pico_folders("bert"), []
-    plain = load_module.model_folder
-
-    def noted(name: str, **settings: Any) -> Any:
-        loaded.append(name)
-        return plain(name, **settings)
-
-    monkeypatch.setattr(load_module, "model_folder", noted)
-    limit = f"{cost(load(source)).parameters // 2}-params"
-    loaded.clear()
-    request = Request(source=str(source), output=tmp_path / "small", corpus=corpus)
-    outcome = compress_to_budget(request, [limit], minutes=0.03)
-    assert any(each.distances for each in outcome.tried)
-    assert loaded.count(str(source)) == 1
-
-
-@pytest.mark.usefixtures("quick")
 def test_the_teacher_reads_each_held_out_text_once(
     pico_folders: Callable[[str], Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trials and the last training share the validation vectors, comparison and report the others."""
-    source, output, read = pico_folders("bert"), tmp_path / "small", Counter[str]()
+    source, output, read = pico_folders("bert", 2), tmp_path / "small", Counter[str]()
     plain, teacher = encode._encode, model_digest(load(source))
 
     def counted(model: Any, tokenise: Any, texts: list[str], *more: Any, **settings: Any) -> Any:

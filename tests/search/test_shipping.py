@@ -26,8 +26,6 @@ from trundle.search.limits import _Budget
 from trundle.search.prospects import _export_graph, _Speed, _Timed
 from trundle.search.search import _ship, compress_to_budget
 
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
 GATE = (
     "int8 loses too much on these texts (cosine 0.9; with 3 of 6 matmuls in float cosine 0.95), so nothing "
     "was written; use --half, or allow more with --max-cosine-loss and --max-agreement-loss"

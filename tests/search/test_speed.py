@@ -18,8 +18,6 @@ from trundle.search import prospects
 from trundle.search.candidates import _list_candidates
 from trundle.search.prospects import _fit, _measure_speed, _Speed, _Timed, _timed_cuts
 
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
 
 @pytest.mark.parametrize("undisturbed", [True, False])
 def test_timings_of_a_busy_machine_are_not_cached(

@@ -24,9 +24,6 @@ from trundle.search.prospects import _Prospects
 from trundle.search.search import compress_to_budget
 from trundle.search.trials import Outcome, _Trials
 
-pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-
-
 Searching = Callable[..., Outcome]
 pytestmark = pytest.mark.usefixtures("quick")
 
