@@ -97,7 +97,7 @@ def count_saved(loss: Callable[[], Tensor]) -> int:
 @pytest.mark.parametrize("family", ["bert", "llama"])
 @pytest.mark.parametrize("negatives", [0, 2])
 def test_gradients_are_those_of_the_library_cached_or_not(pico_model: PicoModel, family: str, negatives: int):
-    model, examples = copy.deepcopy(pico_model(family)).eval(), some_examples(8, negatives)
+    model, examples = copy.deepcopy(pico_model(family, 2)).eval(), some_examples(8, negatives)
     examples = [
         Example(query=e.query, positive=e.positive, negatives=e.negatives, source="a") for e in examples
     ]
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_the_library_cached_or_not(pico_model: PicoModel,
 def test_caching_changes_no_gradient_even_with_dropout_and_checkpointing(
     pico_model: PicoModel, objective: Any
 ):
-    model, examples = copy.deepcopy(pico_model("gpt2")).train(), some_examples(12, 1)
+    model, examples = copy.deepcopy(pico_model("gpt2", 2)).train(), some_examples(12, 1)
     task = contrast(model, examples, objective=objective, mini_batch=4)
     # the same chunks, kept in memory: dropout draws the same numbers
     kept = without_caching(task)
@@ -154,7 +154,7 @@ def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lo
 
 @pytest.mark.parametrize("family", pico.CONFIGS)
 def test_recomputed_blocks_keep_little_and_change_no_gradient(pico_model: PicoModel, family: str):
-    model, examples = copy.deepcopy(pico_model(family)), some_examples(12, 1)
+    model, examples = copy.deepcopy(pico_model(family, 2)), some_examples(12, 1)
     task = contrast(model, examples)
     batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
     plain, saved = (
