@@ -189,8 +189,6 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["inspect", "no/such/folder"], "there is no folder"),
-        (["inspect", "nobody/model"], "hub can't be reached"),
         (["depth", "MODEL", "--keep", "3"], "-o FOLDER"),
         (["depth", "MODEL", "--keep", "-2", "-o", "OUT"], "it can't keep -2"),
         (["depth", "MODEL", "--keep", "99", "-o", "OUT"], "it can't keep 99"),
@@ -206,13 +204,9 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
             "can't be 0; pass 1 or more",
         ),
         (["depth", "MODEL", "--keep", "few", "-o", "OUT"], "--keep can't be 'few'; pass a whole number"),
-        (["depth", "MODEL", "-o", "OUT"], "choose how many"),
-        (["align", "MODEL", "-o", "OUT", "--data", "missing.txt"], "missing.txt"),
         (["align", "MODEL", "-o", "OUT", "--data", "EMPTY"], "EMPTY"),
         (["compress", "MODEL", "--recipe", "nope", "-o", "OUT"], "no recipe 'nope'"),
-        (["compress", "MODEL", "--recipe", "half", "-o", "OUT"], "--data"),
         (["compress", "--budget", "1MB", "-o", "OUT"], "a model, or an index with --index"),
-        (["compress", "--index", "mysql://me:pw@h/d", "--budget", "1MB", "-o", "OUT"], "mysql:// is not an"),
         (["compress", "MODEL", "--teacher", "M", "--budget", "1MB", "-o", "OUT"], "both name the teacher"),
         (["compress", "MODEL", "--index", "X", "--recipe", "half", "-o", "OUT"], "go with --budget"),
         (["compress", "--recipe", "half", "-o", "OUT"], "name the model to compress"),
@@ -223,12 +217,8 @@ def test_recipes_are_listed(run: Callable[..., tuple[int, str, str]]) -> None:
         (["push", "MODEL"], "hf upload"),
         (["compress", "MODEL", "--budget", "2x", "--recipe", "half", "-o", "OUT"], "leave one of them out"),
         (["compress", "MODEL", "--budget", "12", "MB", "-o", "OUT"], "pass them with --data"),
-        (["compress", "MODEL", "--budget", "12 quarts", "-o", "OUT"], "'12 quarts' is not a budget"),
-        (["compress", "MODEL", "-o", "OUT", "--data", "missing.txt"], "no file or folder 'missing.txt'"),
-        (["compress", "MODEL", "-o", "OUT", "--data", "FEW"], "3 texts are too few to learn from"),
         (["compress", "text-embedding-3-small", "-o", "OUT", "--data", "FEW"], "--teacher-model text-emb"),
         (["compress", "MODEL", "--recipe", "vocabulary", "--minutes", "0", "-o", "OUT"], "--minutes"),
-        (["align", "MODEL", "--teacher", "/no/model", "-o", "OUT", "--data", "FEW"], "'/no/model'"),
         (["depth", "MODEL", "--keep", "2", "-o", "OUT", "--seed", "-1"], "--seed"),
         (["depth", "MODEL", "--keep", "2", "-o", "MODEL", "--force"], "is an input of this command"),
         (["evaluate", "MODEL", "--tasks", "nope", "-o", "."], "can't be written"),
@@ -327,9 +317,11 @@ def test_mistakes_are_found_before_torch_is_imported(tmp_path: Path) -> None:
     places |= {"FEW": str(tmp_path / "few.txt"), "MANY": str(tmp_path / "many.txt")}
     code = (
         "import contextlib, io, json, sys\nfrom trundle.cli.app import main\n"
-        "for words in json.load(sys.stdin):\n    sys.argv, said = ['trundle', *words], io.StringIO()\n"
-        "    with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):\n        main()\n"
-        "    print(json.dumps(said.getvalue()))\n"
+        "for words in json.load(sys.stdin):\n"
+        "    sys.argv, said, code = ['trundle', *words], io.StringIO(), 0\n"
+        "    with contextlib.redirect_stderr(said):\n        try:\n            main()\n"
+        "        except SystemExit as stop:\n            code = stop.code\n"
+        "    print(json.dumps([code, said.getvalue()]))\n"
         "    assert not {'torch', 'transformers', 'sklearn'} & set(sys.modules), words\n"
     )
     given = json.dumps([[places.get(word, word) for word in words.split()] for words in MISTAKES])
@@ -344,9 +336,11 @@ def test_mistakes_are_found_before_torch_is_imported(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     said = [json.loads(line) for line in ended.stdout.splitlines()]
-    for (words, expected), found in zip(MISTAKES.items(), said, strict=True):
+    for (words, expected), (exit_code, found) in zip(MISTAKES.items(), said, strict=True):
+        assert exit_code == 2, words
         assert expected in found, words
         assert found.count("\n") == 1, words
+    assert not (tmp_path / "out").exists()
 
 
 def test_distill_is_another_name_of_align(run: Callable[..., tuple[int, str, str]]) -> None:
