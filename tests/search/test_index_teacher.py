@@ -32,7 +32,6 @@ from trundle.search.limits import TeacherOptions
 from trundle.search.search import compress_to_budget
 from trundle.search.trials import Outcome
 from trundle.serve.settings import open_served
-from trundle.teacher import without_secrets
 from trundle.teacher.labelling import build_targets
 from trundle.teacher.shards import Manifest
 
@@ -111,7 +110,7 @@ def test_an_index_teaches_by_its_rows_alone(table: str, student: str, tmp_path: 
     assert any("left out 1 with no vector" in line for line in progress.lines)
     lineage = read_lineage(output)
     assert lineage is not None
-    assert lineage["space"] == without_secrets(table)
+    assert lineage["space"] == outcome.check.index
     assert lineage["source"] == student
     assert json.loads((output / PLANNING_FILE).read_text())["index"]["agreement"] == outcome.check.agreement
     encoder = Encoder(output)
