@@ -99,6 +99,17 @@ def test_rows_and_samples(filled: Any, name: str) -> None:
         goes_on_after_700_rows(reader)
 
 
+def test_a_scan_of_sqlite_vec_reads_no_chunk_twice(databases: ModuleType, tmp_path: Path) -> None:
+    """A chunk of 1,024 wide vectors is larger than SQLite's own cache."""
+    apsw = pytest.importorskip("apsw")
+    pytest.importorskip("sqlite_vec")
+    where = databases.DATABASES["sqlite-vec"].fill(tmp_path, databases.made_up(1024, 768), 768)
+    with closing(open_reader(where)) as reader:
+        assert sum(len(batch.texts) for batch in reader.rows()) == 1024
+        pages = next(iter(reader._database.execute("PRAGMA page_count")))[0]
+        assert reader._database.status(apsw.SQLITE_DBSTATUS_CACHE_MISS)[0] <= pages
+
+
 def goes_on_after_700_rows(reader: IndexReader) -> None:
     ids, numbers, vectors = together(reader.rows())
     last = rows._mark(rows._RawRows(ids, [TEXTS[number] for number in numbers], vectors), vectors, 699)

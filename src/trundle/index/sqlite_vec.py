@@ -27,6 +27,9 @@ _VECTOR = re.compile(r"([\w]+)\s+(float|f32|int8|i8)\s*\[(\d+)\]([^,]*)", re.IGN
 _TEXT = re.compile(r"[+]?\s*\"?(\w+)\"?\s+text\b", re.IGNORECASE)
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "l2": "l2"}
 _LOOKUP = 500
+_ROWS_IN_CHUNK = 1024
+"""Rows whose vectors sqlite-vec stores in one place, unless the table says otherwise."""
+_CACHE_KIB = 2048
 
 
 class _SqliteVecReader(_RowReader):
@@ -48,6 +51,8 @@ class _SqliteVecReader(_RowReader):
             count = int(self._one(f"SELECT count(*) FROM {_quoted(table)}"))
             self._table, body = _quoted(table), tables[table].partition("(")[2]
             width, metric = self._vectors(body, wish, where)
+            # A chunk of wide vectors is larger than SQLite's own cache: each row would read it again.
+            self._database.execute(f"PRAGMA cache_size = -{_ROWS_IN_CHUNK * width * 4 // 1024 + _CACHE_KIB}")
             self._choose_texts(body, list(tables), wish.texts, where)
         super().__init__(where, count=count, width=width, metric=metric)
 
