@@ -104,7 +104,8 @@ def test_a_scan_of_sqlite_vec_reads_no_chunk_twice(databases: ModuleType, tmp_pa
     apsw = pytest.importorskip("apsw")
     pytest.importorskip("sqlite_vec")
     where = databases.DATABASES["sqlite-vec"].fill(tmp_path, databases.made_up(1024, 768), 768)
-    with closing(open_reader(where)) as reader:
+    reader: Any = open_reader(where)
+    with closing(reader):
         assert sum(len(batch.texts) for batch in reader.rows()) == 1024
         pages = next(iter(reader._database.execute("PRAGMA page_count")))[0]
         assert reader._database.status(apsw.SQLITE_DBSTATUS_CACHE_MISS)[0] <= pages
