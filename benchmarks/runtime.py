@@ -36,11 +36,12 @@ from harness import Json
 from trundle.bench.child import _engines_of, _loader
 from trundle.bench.rounds import _PAUSE, _rotated, _Worker
 from trundle.bench.workload import _cpu_clock, _other_cores, this_machine, workload
+from trundle.data.texts import calibration_texts
 from trundle.errors import UserError
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.evaluate.tasks import _read_columns, _texts_of
 from trundle.export.exporting import export_model
-from trundle.export.quantise import ExportOptions, calibration_texts
+from trundle.export.quantise import ExportOptions
 from trundle.export.tracing import _tensor_model, _write_onnx
 from trundle.model.cost import cost
 from trundle.model.encode import embedder, multiplies_bf16

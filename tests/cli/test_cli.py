@@ -293,6 +293,7 @@ MISTAKES = {
     "bench no/such": "the model hub can't be reached",
     "report EMPTY": "has no trundle.json",
     "export no/such/model -o OUT": "there is no folder 'no/such/model'",
+    "export MODEL --int4 --data FEW -o OUT": "1 different texts are too few; pass 40 or more",
     "export MODEL --int8 -o OUT": "pass them with --data",
     "export MODEL --to openvino --int4 --data MANY -o OUT": "there are no int4 graphs for openvino",
     "serve EMPTY": "has neither modules.json nor config.json",

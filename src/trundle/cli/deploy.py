@@ -27,6 +27,7 @@ from trundle.cli.console import (
     _show_table,
 )
 from trundle.cli.tables import _count, _exported
+from trundle.data.texts import calibration_texts
 from trundle.errors import BadInput
 from trundle.folders import check_free
 from trundle.precision import graph_format
@@ -83,6 +84,7 @@ def export(
     if graph_format(to, precision).is_quantised and not data:
         raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
     _check_data(data)
+    texts = calibration_texts(data) if data else []
     if output is not None:
         check_free(output, replace=force, read=[model])
     elif not Path(model).expanduser().is_dir():
@@ -90,10 +92,9 @@ def export(
     _check_models(model, trust=flags.trust)
     progress = flags.progress()
     from trundle.export.exporting import export_model
-    from trundle.export.quantise import ExportOptions, Limits, calibration_texts
+    from trundle.export.quantise import ExportOptions, Limits
 
     limits = Limits(cosine=max_cosine_loss, agreement=max_agreement_loss)
-    texts = calibration_texts(data)
     exported = export_model(
         model,
         to=to,

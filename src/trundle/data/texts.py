@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
@@ -46,6 +46,7 @@ from trundle.errors import BadInput
 
 _BATCH_ROWS = 64  # texts may be megabytes long
 BUFFER_BYTES = 1 << 20
+_CALIBRATED_ON = (40, 2000)  # the fewest and the most texts
 _LONGEST_FIELD = 2**31 - 1  # the largest limit the csv module accepts on every platform
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -313,6 +314,20 @@ def read_texts(sources: str | Sequence[str]) -> Iterator[Text]:
     """Stream all texts of one or several sources in order; a missing source is rejected at once."""
     parsed = _parse_sources(sources)
     return texts_of(row for source in parsed for row in _read_rows(source, may_hold_texts))
+
+
+def calibration_texts(sources: Sequence[str]) -> list[str]:
+    """Return the first texts of each source, 2,000 in total: calibration can't use more."""
+    share = _CALIBRATED_ON[1] // max(1, len(sources))
+    return enough_texts(text.text for source in sources for text in islice(read_texts(source), share))
+
+
+def enough_texts(texts: Iterable[str]) -> list[str]:
+    """Return the different texts; rejects too few to calibrate on."""
+    distinct, fewest = list(dict.fromkeys(texts)), _CALIBRATED_ON[0]
+    if len(distinct) < fewest:
+        raise BadInput(f"{len(distinct)} different texts are too few; pass {fewest} or more with --data")
+    return distinct
 
 
 def checked_text(value: Any, column: str, place: str) -> str:

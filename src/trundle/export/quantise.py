@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from trundle.data.texts import read_texts
+from trundle.data.texts import enough_texts
 from trundle.embedder import Vectors
-from trundle.errors import BadInput, BadModel
+from trundle.errors import BadModel
 from trundle.export.int4 import _write_int4, _write_int4_with_int8_matmuls, _write_int8_with_int4_tokens
 from trundle.export.int8 import _calibrated, _Gains, _Inputs, _write_float16, _write_int8
 from trundle.export.tracing import (
@@ -38,8 +37,6 @@ _CALIBRATED_ON = 48
 _MEASURED_ON = 96
 _PROBED = slice(0, 12, 3)
 """The samples on which errors are compared."""
-_FEWEST_TEXTS = 40
-_MOST_TEXTS = 2000
 _HALF_COSINE = 0.999
 """What a half-precision graph must reach on every probe."""
 
@@ -79,27 +76,16 @@ class ExportOptions:
     """Fit int4 weights to the texts, not only round each to the nearest value of its block's scale."""
 
 
-def calibration_texts(sources: Sequence[str]) -> list[str]:
-    """The first texts of each source, 2,000 in total: calibration can't use more."""
-    share = _MOST_TEXTS // max(1, len(sources))
-    return [text.text for source in sources for text in islice(read_texts(source), share)]
-
-
 def _prepared(
     model: SentenceTransformer, row: GraphFormat, reader: Reader, options: ExportOptions, progress: Progress
 ) -> SentenceTransformer:
     """The model to trace: for int4 with its weights on the grid; rejects texts that are too few."""
     if not row.is_quantised:
         return model
-    calibration, _ = _split_texts(_usable(reader, options.calibrate))
+    calibration, _ = _split_texts(reader, options.calibrate)
     if row.weights != "int4" or not options.fit:
         return model
     return round_to_int4(model, calibration, progress=progress)
-
-
-def _usable(reader: Reader, texts: Sequence[str]) -> list[str]:
-    """The texts that have tokens."""
-    return [text for text, ids in zip(texts, reader.read(texts), strict=True) if ids]
 
 
 def _make_float(job: _GraphJob, probes: Sequence[str]) -> tuple[Graph, _Closeness]:
@@ -124,7 +110,7 @@ def _make_float(job: _GraphJob, probes: Sequence[str]) -> tuple[Graph, _Closenes
 def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Closeness]:
     """A quantised graph within the limits, with the fewest matmuls in float that this takes."""
     row = graph_format(job.graph.engine, job.graph.precision)
-    calibration, measured = _split_texts(_usable(job.reader, options.calibrate))
+    calibration, measured = _split_texts(job.reader, options.calibrate)
     reference = _torch_vectors(job.exact, measured)
     samples: list[_Inputs] = []
     order: list[str] = []
@@ -183,13 +169,9 @@ def _graph_vectors(job: _GraphJob, texts: Sequence[str]) -> Vectors:
     return Encoder(job.folder).encode(texts, prompt="")
 
 
-def _split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_texts(reader: Reader, texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """The texts to calibrate on, and some of every second one to measure the loss on."""
-    distinct = list(dict.fromkeys(texts))
-    if len(distinct) < _FEWEST_TEXTS:
-        raise BadInput(
-            f"{len(distinct)} different texts are too few; pass {_FEWEST_TEXTS} or more with --data"
-        )
+    distinct = enough_texts(text for text, ids in zip(texts, reader.read(texts), strict=True) if ids)
     measured = _spread(distinct[1::2], _MEASURED_ON)
     taken = set(measured)
     return [text for text in distinct if text not in taken], measured
