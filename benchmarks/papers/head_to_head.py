@@ -44,7 +44,7 @@ STYLE = (
 )
 HEADLINE = {
     "depth (L³Prune), 6 of 12 layers, aligned": "6 of its 12 layers, trained back, half precision",
-    "the backbone aligned in one go, 23,000 tokens, int8": "all-MiniLM-L6-v2 trained into its space, int8",
+    "`compress --budget 25MB --minutes 10`, int4": "`compress --budget 25MB --minutes 10`, int4",
     "`compress --budget 12MB --student all-MiniLM-L6-v2 --minutes 20`, as shipped": "**the ready model: "
     "`compress --budget 12MB --student all-MiniLM-L6-v2 --minutes 20`, int4**",
     "depth, no layers: a static model, aligned": "static, trained into its space, half precision",

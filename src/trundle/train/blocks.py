@@ -58,8 +58,8 @@ def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
     blocks = _blocks(backbone)
     limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS)
     # Else a batch whose length is equal to the width by chance is compiled for that case alone.
-    general = torch.fx.experimental._config.patch(use_duck_shape=False)
-    with _without_key_values(backbone), limit, general:
+    shapes: Any = torch.fx.experimental._config
+    with _without_key_values(backbone), limit, shapes.patch(use_duck_shape=False):
         for block in blocks:
             block.compile(dynamic=True)
         try:
