@@ -12,12 +12,14 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from trundle.errors import BadInput
 
@@ -90,8 +92,8 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
     path = Path(folder) / LINEAGE_FILE
     if not path.is_file():
         return None
-    lineage = _read(path, json.loads)
-    if not isinstance(lineage, dict) or lineage.get("format") != Lineage.format:
+    lineage = _read(path, dict[str, Any])
+    if lineage is None or lineage.get("format") != Lineage.format:
         raise BadInput(f"{path} was written by another version of trundle; make the folder again")
     return lineage
 
@@ -114,15 +116,6 @@ class MethodRecord:
     says: str
     """The plan as a sentence."""
     facts: Mapping[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the row of a lineage."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> MethodRecord:
-        """Read a row of a lineage."""
-        return cls(**_known(cls, row))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,23 +156,24 @@ class QualityScores:
         return cls(k=k, **found) if found else None
 
 
-def _known(record: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `record` in `row`; other versions of trundle may have written more or fewer."""
-    return {each.name: row[each.name] for each in fields(record) if each.name in row}
+def _read(path: Path, kind: type[_T], *, lines: bool = False) -> _T | None:
+    """Read a JSON file, or one with a row per line; None if there is none.
 
-
-def _read(path: Path, parse: Callable[[str], _T]) -> _T | None:
+    Other versions of trundle may have written more or fewer fields.
+    """
     if not path.is_file():
         return None
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{path} is damaged ({error!r}); delete it, or make the folder again") from error
+        text = path.read_text(encoding="utf-8")
+        rows = f"[{','.join(line for line in text.splitlines() if line.strip())}]" if lines else text
+        return TypeAdapter(kind).validate_json(rows)
+    except (OSError, ValueError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise BadInput(f"{path} is damaged ({problem}); delete it, or make the folder again") from error
 
 
 TRAINING_LOG_FILE = "metrics.jsonl"
 """The training log while a training runs."""
-_FIGURES = ("epoch", "loss", "lr", "validation", "seconds", "texts_per_second")
 
 
 def training_log_file(method: str) -> str:
@@ -208,35 +202,23 @@ class TrainingRecord:
             del row["measures"]
         return json.dumps(row) + "\n"
 
-    @classmethod
-    def from_line(cls, line: str) -> TrainingRecord:
-        """Read a line."""
-        row = json.loads(line)
-        figures = {key: None if row.get(key) is None else float(row[key]) for key in _FIGURES}
-        measures = {name: float(value) for name, value in row.get("measures", {}).items()}
-        return cls(step=int(row["step"]), measures=measures, **figures)
-
 
 def read_training_log(folder: Path, method: str) -> tuple[TrainingRecord, ...]:
     """Return the training log that `method` wrote into a model folder; empty if there is none."""
-
-    def parse(text: str) -> tuple[TrainingRecord, ...]:
-        return tuple(TrainingRecord.from_line(line) for line in text.splitlines() if line.strip())
-
-    return _read(folder / training_log_file(method), parse) or ()
+    return _read(folder / training_log_file(method), tuple[TrainingRecord, ...], lines=True) or ()
 
 
 def training_log_up_to(text: str, step: int) -> str:
     """Drop the lines after `step`, and a line that is incomplete because the process died."""
-    kept = []
+    kept = ""
     for line in text.splitlines(keepends=True):
         try:
-            if TrainingRecord.from_line(line).step > step:
+            if json.loads(line)["step"] > step:
                 break
         except ValueError:
             break
-        kept.append(line)
-    return "".join(kept)
+        kept += line
+    return kept
 
 
 PLANNING_FILE = "planning.json"
@@ -294,24 +276,21 @@ class PlanningRecord:
         """Return the content of planning.json."""
         return json.dumps(self.as_json(), indent=1)
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> PlanningRecord:
-        """Read the record; candidates made from different models get their model's name as well."""
-        several = len({row.get("base") for row in content["candidates"]}) > 1
-        candidates = []
-        for row in content["candidates"]:
-            name = f"{row['name']}, of {Path(row['base']).name}" if several else row["name"]
-            rungs = tuple(TrialRecord(**_known(TrialRecord, rung)) for rung in row["rungs"])
-            known = _known(CandidateRecord, row) | {"name": name, "rungs": rungs}
-            candidates.append(CandidateRecord(**known))
-        trained = next((one.name for one in candidates if one.outcome == "chosen"), None)
-        changed = {"candidates": tuple(candidates), "chosen": trained or content["chosen"]}
-        return cls(**_known(cls, content) | changed | {"remarks": tuple(content.get("remarks", ()))})
-
 
 def read_planning(folder: Path) -> PlanningRecord | None:
-    """Return the planning record of a model folder, or None if it was not made for a budget."""
-    return _read(folder / PLANNING_FILE, lambda text: PlanningRecord.from_json(json.loads(text)))
+    """Return the planning record of a model folder, or None if it was not made for a budget.
+
+    Candidates made from different models get their model's name as well.
+    """
+    found = _read(folder / PLANNING_FILE, PlanningRecord)
+    if found is None:
+        return None
+    candidates = found.candidates
+    if len({one.base for one in candidates}) > 1:
+        named = ((one, f"{one.name}, of {Path(one.base or '').name}") for one in candidates)
+        candidates = tuple(replace(one, name=name) for one, name in named)
+    trained = next((one.name for one in candidates if one.outcome == "chosen"), found.chosen)
+    return replace(found, candidates=candidates, chosen=trained)
 
 
 WEIGHTS_FILE = "weights.json"
@@ -354,18 +333,7 @@ class WeightMap:
         """Return the content of weights.json."""
         return json.dumps(asdict(self))
 
-    @classmethod
-    def from_text(cls, text: str) -> WeightMap:
-        """Read the content of weights.json."""
-        content = json.loads(text)
-        found = content.get("alignment")
-        return cls(
-            says=content["says"],
-            matrices=tuple(PrunedMatrix(**_known(PrunedMatrix, row)) for row in content["matrices"]),
-            alignment=found and GradientAlignment(**found | {"counts": tuple(found["counts"])}),
-        )
-
 
 def read_weight_map(folder: Path) -> WeightMap | None:
     """Return the weight map of a model folder, or None if its weights were not pruned."""
-    return _read(folder / WEIGHTS_FILE, WeightMap.from_text)
+    return _read(folder / WEIGHTS_FILE, WeightMap)

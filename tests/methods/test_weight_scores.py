@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from trundle.methods.weights.pruning import (
     _two_of_four,
     _wanda,
 )
-from trundle.records import PrunedMatrix, WeightMap
+from trundle.records import WEIGHTS_FILE, PrunedMatrix, WeightMap, read_weight_map
 
 MATRICES = arrays.arrays(
     np.float32,
@@ -143,7 +144,7 @@ def test_rows_keep_their_own_count() -> None:
     assert _lowest_in_rows(torch.tensor([[1.0, 0.0, 2.0]]), 1).tolist() == [[False, True, False]]
 
 
-def test_the_map_counts_every_weight_once_and_survives_json() -> None:
+def test_the_map_counts_every_weight_once_and_survives_json(tmp_path: Path) -> None:
     aligned = {"a": torch.tensor([[-1.0], [0.0], [1.0]]), "b": torch.tensor([[0.5]])}
     found = _count_alignment(aligned, {"a": 12, "b": 8})
     assert (found.conflicting, found.specific, found.shared) == (4, 4, 12)
@@ -152,7 +153,8 @@ def test_the_map_counts_every_weight_once_and_survives_json() -> None:
     drawn = WeightMap(
         says="x", matrices=(PrunedMatrix(layer=0, matrix="up", weights=8, kept=4),), alignment=found
     )
-    assert WeightMap.from_text(drawn.as_text()) == drawn
+    (tmp_path / WEIGHTS_FILE).write_text(drawn.as_text())
+    assert read_weight_map(tmp_path) == drawn
 
 
 def test_random_scores_are_reproducible_on_every_device() -> None:

@@ -12,20 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from trundle.cli import tables
-from trundle.cli.console import (
-    _check_data,
-    _CommonFlags,
-    _expert,
-    _Force,
-    _Json,
-    _renamed,
-    _RunFlags,
-    _show,
-    _show_json,
-    _show_table,
-    _TeacherModel,
-)
+from trundle.cli import console, tables
 from trundle.errors import BadInput, UserError
 from trundle.folders import check_free, write_atomic
 from trundle.progress import Stopwatch, is_first
@@ -46,7 +33,7 @@ _BUDGET = "4x"
 
 
 def compress(
-    flags: _RunFlags,
+    flags: console._RunFlags,
     model: Annotated[
         str | None,
         Argument(help="A model folder or hub name; with --budget any teacher: an endpoint, table or store."),
@@ -74,26 +61,30 @@ def compress(
     teacher: Annotated[
         str | None, Option(help="With --index: the model or endpoint that made it; it labels queries.")
     ] = None,
-    teacher_model: _TeacherModel = None,
+    teacher_model: console._TeacherModel = None,
     queries: Annotated[
         str | None, Option(help="With --index and --teacher: a file of your users' queries.")
     ] = None,
     fast: Annotated[
-        bool, _expert("--fast", help="With --budget: matmuls of int4 graphs in int8: faster, less exact.")
+        bool,
+        console._expert("--fast", help="With --budget: matmuls of int4 graphs in int8: faster, less exact."),
     ] = False,
     change: Annotated[
-        list[str] | None, _expert("--set", help="Change the recipe: method.option=value; repeatable.")
+        list[str] | None, console._expert("--set", help="Change the recipe: method.option=value; repeatable.")
     ] = None,
-    table: Annotated[str | None, _expert(help="The index's table or collection, if several.")] = None,
+    table: Annotated[str | None, console._expert(help="The index's table or collection, if several.")] = None,
     text_column: Annotated[
-        str | None, _expert(help="The index's column of texts, if it has no usual name.")
+        str | None, console._expert(help="The index's column of texts, if it has no usual name.")
     ] = None,
-    vector_column: Annotated[str | None, _expert(help="The index's column of vectors, if several.")] = None,
+    vector_column: Annotated[
+        str | None, console._expert(help="The index's column of vectors, if several.")
+    ] = None,
     rows: Annotated[
-        int | None, _expert(min=100, help="Most rows to read of the index; default: 100,000.")
+        int | None, console._expert(min=100, help="Most rows to read of the index; default: 100,000.")
     ] = None,
     teacher_calls: Annotated[
-        int | None, _expert(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000.")
+        int | None,
+        console._expert(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000."),
     ] = None,
     texts: Annotated[str | None, Option(hidden=True)] = None,
     vectors: Annotated[str | None, Option(hidden=True)] = None,
@@ -113,8 +104,8 @@ def compress(
         taught = TeacherOptions(
             index=index,
             table=table,
-            texts=_renamed("--texts", "--text-column", texts, text_column),
-            vectors=_renamed("--vectors", "--vector-column", vectors, vector_column),
+            texts=console._renamed("--texts", "--text-column", texts, text_column),
+            vectors=console._renamed("--vectors", "--vector-column", vectors, vector_column),
             rows=rows,
             model=teacher_model,
             calls=teacher_calls,
@@ -146,23 +137,23 @@ def compress(
     _run_recipe(model, found, flags)
 
 
-def recipes(as_json: _Json = False) -> None:
+def recipes(as_json: console._Json = False) -> None:
     """List the recipes that come with trundle."""
     from trundle.recipe import read_recipe, recipe_names
 
     found = [read_recipe(name) for name in recipe_names()]
     if as_json:
-        _show_json({recipe.name: recipe.as_json() for recipe in found})
+        console._show_json({recipe.name: recipe.as_json() for recipe in found})
         return
     methods = [" → ".join(call.method.name for call in recipe.calls) for recipe in found]
     rows = [(recipe.name, calls, recipe.about) for recipe, calls in zip(found, methods, strict=True)]
-    _show_table([("recipe", "methods", ""), *rows], texts=(0, 1, 2))
+    console._show_table([("recipe", "methods", ""), *rows], texts=(0, 1, 2))
 
 
 def demo(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     output: Annotated[Path, Option("--output", "-o", help="Folder for the small model.")] = _DEMO,
-    force: _Force = False,
+    force: console._Force = False,
 ) -> None:
     """Run the complete workflow on this machine, with a real model.
 
@@ -174,15 +165,14 @@ def demo(
     from trundle.demo import run_demo
 
     result = run_demo(output, replace=force, progress=progress)
-    if flags.as_json:
-        _show_json(result.as_json())
+    if flags.shows_json(result.as_json()):
         return
-    _show(tables._demo_summary(result))
-    _show_table(tables._demo(result), gap=True)
-    _show("")
+    console._show(tables._demo_summary(result))
+    console._show_table(tables._demo(result), gap=True)
+    console._show("")
     _show_candidates(result.outcome)
     name = "SentenceTransformer" if result.graph is None else "Encoder"
-    _show(
+    console._show(
         f"""\nThe small model is {result.graph or result.output}. Use it with the index of the original model:
 
     from {"sentence_transformers" if result.graph is None else "trundle"} import {name}
@@ -194,9 +184,9 @@ Report: {result.page}"""
         webbrowser.open(result.page.absolute().as_uri())
 
 
-def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
+def _run_recipe(model: str, recipe: Recipe, flags: console._RunFlags) -> None:
     read = [(call.method.name, name) for call in recipe.calls for name in call.method.reads(call.options)]
-    _check_data(name for method, name in read if method == "weights")
+    console._check_data(name for method, name in read if method == "weights")
     others = [name for method, name in read if method != "weights"]
     flags.check(model, *others)
     progress = flags.progress()
@@ -208,22 +198,21 @@ def _run_recipe(model: str, recipe: Recipe, flags: _RunFlags) -> None:
     run = run_recipe(request, recipe)
     if not is_first():
         return
-    if flags.as_json:
-        _show_json(run.as_json())
+    if flags.shows_json(run.as_json()):
         return
-    _show_table(tables._run(run))
+    console._show_table(tables._run(run))
     if flags.dry_run:
-        _show(f"\n{tables._forecast(run)}")
+        console._show(f"\n{tables._forecast(run)}")
     _show_run(run)
     if run.output is not None and run.only_cut:
         command = f"trundle align {run.output} --teacher {run.source} --data TEXTS -o ALIGNED"
-        _show(f"It is cut but not trained yet: {command}")
+        console._show(f"It is cut but not trained yet: {command}")
 
 
 def _run_budget(
     model: str,
     budget: Sequence[str],
-    flags: _RunFlags,
+    flags: console._RunFlags,
     taught: TeacherOptions,
     *,
     minutes: float,
@@ -255,9 +244,8 @@ def _run_budget(
             _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=watch)
         outcome = replace(outcome, spent=watch.count())
         write_atomic(flags.output / PLANNING_FILE, outcome.record().as_text())
-    if flags.as_json:
-        _show_json(outcome.record().as_json() | {"run": outcome.run.as_json() if outcome.run else None})
-    else:
+    run = outcome.run.as_json() if outcome.run else None
+    if not flags.shows_json(outcome.record().as_json() | {"run": run}):
         _show_outcome(outcome)
 
 
@@ -287,41 +275,41 @@ def _show_outcome(outcome: Outcome) -> None:
     _show_candidates(outcome)
     hidden = len(outcome.tried) - _SHOWN_CANDIDATES
     if hidden > 0:
-        _show(f"and {hidden} more that fit")
+        console._show(f"and {hidden} more that fit")
     if outcome.run is None:
-        _show(f"\n{tables._time_plan(outcome)}")
+        console._show(f"\n{tables._time_plan(outcome)}")
         return
-    _show_table(tables._budget_result(outcome), gap=True)
+    console._show_table(tables._budget_result(outcome), gap=True)
     for remark in outcome.remarks:
-        _show(f"{remark[0].upper()}{remark[1:]}.")
-    _show(tables._time_spent(outcome))
+        console._show(f"{remark[0].upper()}{remark[1:]}.")
+    console._show(tables._time_spent(outcome))
     _show_run(outcome.run)
     if outcome.milliseconds is not None:
         files = "onnx/, encoder.json and tokenizer.json are all it needs"
-        _show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...]); {files}")
-    _show(f"Report: {outcome.run.output}/{_REPORT}")
+        console._show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...]); {files}")
+    console._show(f"Report: {outcome.run.output}/{_REPORT}")
     if outcome.check is not None:
-        _show("")
+        console._show("")
         for line in outcome.check.says():
-            _show(line)
+            console._show(line)
 
 
 def _show_candidates(outcome: Outcome) -> None:
     rows = tables._candidates(outcome, _SHOWN_CANDIDATES)
-    _show_table(rows, title=f"Within {outcome.budget}", texts=(0, 1))
+    console._show_table(rows, title=f"Within {outcome.budget}", texts=(0, 1))
 
 
 def _show_run(run: Run) -> None:
     from trundle.pipeline.pair import how_to_open
 
     if run.fidelity is not None:
-        _show_table(tables._fidelities([run.fidelity], [""], run.fidelity.teacher), gap=True)
+        console._show_table(tables._fidelities([run.fidelity], [""], run.fidelity.teacher), gap=True)
     if run.judged:
-        _show_table(tables._before_after(run.judged), gap=True)
+        console._show_table(tables._before_after(run.judged), gap=True)
     if run.additional:
-        _show_table(tables._besides(run), gap=True)
+        console._show_table(tables._besides(run), gap=True)
     if run.output is not None:
         call = how_to_open(str(run.output), needs_trundle=run.needs_trundle)
-        _show(f"\nWritten to {run.output}; load it with {call}")
+        console._show(f"\nWritten to {run.output}; load it with {call}")
     if run.pair is not None:
-        _show(f"Written to {run.pair}; the small model encodes queries, its teacher documents")
+        console._show(f"Written to {run.pair}; the small model encodes queries, its teacher documents")

@@ -87,19 +87,13 @@ class _Terminal:
 
     @contextmanager
     def task(self, label: str, total: int | None) -> Iterator[Advance]:
-        columns = (
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=_BAR_WIDTH),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
         if not (self._console.is_terminal or self._console.is_jupyter):
             with _Lines(label, total, self.say) as lines:
                 yield lines.advance
             return
-        with Bars(*columns, console=self._console, transient=True) as bars:
+        done = TextColumn("  {task.description}"), BarColumn(bar_width=_BAR_WIDTH), MofNCompleteColumn()
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        with Bars(*done, *times, console=self._console, transient=True) as bars:
             shown = bars.add_task(label, total=total)
             yield lambda units: bars.advance(shown, units)
 
@@ -150,15 +144,6 @@ class _Lines:
 def terminal(*, quiet: bool) -> Progress:
     """Returns a display of progress on stderr, or one that shows nothing."""
     return SILENT if quiet else _Terminal()
-
-
-def _calm_libraries(*, verbose: bool) -> None:
-    """Hides the progress bars and warnings of other libraries unless `verbose` is set."""
-    if verbose:
-        return
-    for name, value in _QUIETER_LIBRARIES.items():
-        os.environ.setdefault(name, value)
-    warnings.simplefilter("ignore")
 
 
 def _show_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -219,19 +204,12 @@ def _curve(losses: Sequence[float], marks: Mapping[int, str]) -> list[str]:
     wide = max(map(len, names.values()))
     lines = [f"{names.get(row, ''):>{wide}} ┤ {''.join(cells)}".rstrip() for row, cells in enumerate(grid)]
     lines.append(f"{'':>{wide}} └─{'─' * (step * len(losses))}")
-    margin = " " * (wide + 3)
-    ends = "1" if len(losses) == 1 else f"1{len(losses):>{step * (len(losses) - 1)}}"
-    return [*lines, margin + ends, *(margin + line for line in _names(marks, step, len(losses)))]
-
-
-def _names(marks: Mapping[int, str], step: int, layers: int) -> list[str]:
-    """Each mark on a line of its own, with an arrow under its layer."""
-    lines = []
-    for layer, name in sorted(marks.items()):
+    below = ["1" if len(losses) == 1 else f"1{len(losses):>{step * (len(losses) - 1)}}"]
+    for layer, name in sorted(marks.items()):  # on a line of its own, with an arrow under its layer
         place, words = step * (layer - 1), f"{name}: {layer}"
-        fits_before = 2 * layer > layers and len(words) < place
-        lines.append(f"{words:>{place - 1}} ↑" if fits_before else f"{' ' * place}↑ {words}")
-    return lines
+        fits_before = 2 * layer > len(losses) and len(words) < place
+        below.append(f"{words:>{place - 1}} ↑" if fits_before else f"{' ' * place}↑ {words}")
+    return [*lines, *(" " * (wide + 3) + line for line in below)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +223,17 @@ class _CommonFlags:
 
     def progress(self) -> Progress:
         """Returns the progress display. Call it before other libraries are imported: it also quiets them."""
-        _calm_libraries(verbose=self.verbose)
+        if not self.verbose:
+            for name, value in _QUIETER_LIBRARIES.items():
+                os.environ.setdefault(name, value)
+            warnings.simplefilter("ignore")
         return terminal(quiet=self.quiet or self.as_json or not is_first())
+
+    def shows_json(self, result: Mapping[str, Any] | Sequence[Any]) -> bool:
+        """Prints the result if --json is set, and returns whether it is."""
+        if self.as_json:
+            _show_json(result)
+        return self.as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,15 +364,11 @@ def _with_flags(
     """
     record = get_type_hints(function).get("flags")
     kinds = {} if record is None else get_type_hints(record, include_extras=True)
-    shared = (
-        []
-        if record is None
-        else [
-            Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
-            for each in fields(record)
-            if each.name not in without
-        ]
-    )
+    shared = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
+        for each in (fields(record) if record else ())
+        if each.name not in without
+    ]
     if own is None:
         named = signature(function, eval_str=True).parameters.values()
         own = [parameter for parameter in named if parameter.name != "flags"]

@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from trundle.cli.console import (
-    _check_data,
-    _check_graph,
-    _check_models,
-    _CommonFlags,
-    _Data,
-    _expert,
-    _Force,
-    _Graph,
-    _Model,
-    _renamed,
-    _several,
-    _show,
-    _show_json,
-    _show_table,
-)
+from trundle.cli import console
 from trundle.cli.tables import _count, _exported
 from trundle.data.texts import calibration_texts
 from trundle.errors import BadInput
@@ -45,8 +30,8 @@ _COSINE_HELP = (
 
 
 def export(
-    flags: _CommonFlags,
-    model: _Model,
+    flags: console._CommonFlags,
+    model: console._Model,
     to: Annotated[Literal["onnx", "openvino"], Option(help="The runtime that the graph is for.")] = "onnx",
     output: Annotated[
         Path | None,
@@ -66,30 +51,35 @@ def export(
             "--data", "-d", help="Texts to fit and measure int8 or int4 with; 2,000 are used; repeatable."
         ),
     ] = None,
-    force: _Force = False,
-    max_cosine_loss: Annotated[float | None, _expert(help=_COSINE_HELP)] = None,
+    force: console._Force = False,
+    max_cosine_loss: Annotated[float | None, console._expert(help=_COSINE_HELP)] = None,
     max_agreement_loss: Annotated[
-        float, _expert(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs.")
+        float,
+        console._expert(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs."),
     ] = 0.1,
-    older_cpus: Annotated[bool, _expert("--older-cpus", help="Make int8 safe on CPUs without VNNI.")] = False,
-    try_both: Annotated[bool, _expert("--try-both", help="Use both tracers, keep the faster graph.")] = False,
+    older_cpus: Annotated[
+        bool, console._expert("--older-cpus", help="Make int8 safe on CPUs without VNNI.")
+    ] = False,
+    try_both: Annotated[
+        bool, console._expert("--try-both", help="Use both tracers, keep the faster graph.")
+    ] = False,
     calibrate: Annotated[list[str] | None, Option(hidden=True)] = None,
 ) -> None:
     """Write the model as one graph that runs without torch.
 
     The graph includes pooling, dense layers and normalisation. It is compared with torch before writing.
     """
-    data = _renamed("--calibrate", "--data", calibrate, data) or []
+    data = console._renamed("--calibrate", "--data", calibrate, data) or []
     precision = _precision_of(to, int8=int8, int4=int4, int4_tokens=int4_tokens, half=half)
     if graph_format(to, precision).is_quantised and not data:
         raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
-    _check_data(data)
+    console._check_data(data)
     texts = calibration_texts(data) if data else []
     if output is not None:
         check_free(output, replace=force, read=[model])
     elif not Path(model).expanduser().is_dir():
         raise BadInput(f"{model!r} is not a folder; choose one for the graph with -o FOLDER")
-    _check_models(model, trust=flags.trust)
+    console._check_models(model, trust=flags.trust)
     progress = flags.progress()
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits
@@ -105,17 +95,16 @@ def export(
         trust_remote_code=flags.trust,
         progress=progress,
     )
-    if flags.as_json:
-        _show_json(exported.as_json())
+    if flags.shows_json(exported.as_json()):
         return
     for each in (exported, *([exported.documents] if exported.documents else [])):
-        _show_table(_exported(each))
-        _show()
-    _show("    from trundle import Encoder")
+        console._show_table(_exported(each))
+        console._show()
+    console._show("    from trundle import Encoder")
     if exported.documents is None:
-        _show(f'    Encoder("{exported.folder}").encode(["a text"])')
+        console._show(f'    Encoder("{exported.folder}").encode(["a text"])')
     else:
-        _show(f'    Encoder("{exported.folder.parent}").encode(["a text"], side="query")')
+        console._show(f'    Encoder("{exported.folder.parent}").encode(["a text"], side="query")')
 
 
 def _precision_of(to: EngineName, *, int8: bool, int4: bool, int4_tokens: bool, half: bool) -> Precision:
@@ -139,8 +128,8 @@ _PAGE = Path("report.html")
 
 
 def serve(
-    flags: _CommonFlags,
-    model: _Model,
+    flags: console._CommonFlags,
+    model: console._Model,
     teacher: Annotated[str | None, Option(help="The large model, which then encodes documents.")] = None,
     host: Annotated[str, Option(help="Address to listen on; default: this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8080,
@@ -152,7 +141,7 @@ def serve(
     allow_host: Annotated[
         list[str] | None, Option(help="Answer to this host name without API keys; repeatable.")
     ] = None,
-    graph: _Graph = None,
+    graph: console._Graph = None,
     threads: Annotated[int | None, Option(min=1, help="Threads for each model; default: all cores.")] = None,
     timeout: Annotated[float, _limit(help="Seconds until a request fails with status 504.")] = 30.0,
     waiting: Annotated[int, _limit(help="Texts in the queue before clients get status 429.")] = 4096,
@@ -187,8 +176,8 @@ def serve(
         waiting_bytes=waiting_bytes,
         most_connections=most_connections,
     )
-    _check_graph(graph)
-    _check_models(*filter(None, (model, teacher)), trust=flags.trust)
+    console._check_graph(graph)
+    console._check_models(*filter(None, (model, teacher)), trust=flags.trust)
     from trundle.serve.routes import open_socket, run_server
     from trundle.serve.settings import open_served
 
@@ -207,15 +196,15 @@ def serve(
             progress.say(f"{each.name}: {_count(each.encoder.parameters)} parameters, {each.card()['runs']}")
         if host not in _LOCAL and not settings.keys:
             progress.say("everyone who can reach this address can use it; set API keys with --keys FILE")
-        _show(f"{address}/v1" + (f"   page: {address}/" if page else ""))
+        console._show(f"{address}/v1" + (f"   page: {address}/" if page else ""))
         run_server(served, settings, listening)
 
 
 def report(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     runs: Annotated[list[str], Argument(help="Model folders that trundle wrote, to compare.")],
     teacher: Annotated[str | None, Option(help="The large model; default: the runs' own teacher.")] = None,
-    data: _Data = None,
+    data: console._Data = None,
     tasks: Annotated[
         list[str] | None, Option(help="Folders or names of tasks; comma-separated or repeated.")
     ] = None,
@@ -227,7 +216,7 @@ def report(
 
     Without --data and --tasks no model is loaded, and the report shows what the folders record.
     """
-    _check_data(data or [])
+    console._check_data(data or [])
     progress = flags.progress()
     from trundle.report.report import check_output, make_report, write_report
 
@@ -236,14 +225,13 @@ def report(
         runs,
         teacher=teacher,
         data=data or [],
-        tasks=_several(tasks),
+        tasks=console._several(tasks),
         texts=texts,
         speed=speed,
         trust_remote_code=flags.trust,
         progress=progress,
     )
     page, figures = write_report(made, output)
-    if flags.as_json:
-        _show_json(made.as_json())
+    if flags.shows_json(made.as_json()):
         return
-    _show(f"Written to {page}; the same figures are in {figures}.")
+    console._show(f"Written to {page}; the same figures are in {figures}.")

@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from trundle.cli.console import (
-    _check_data,
-    _check_graph,
-    _check_models,
-    _check_teacher,
-    _CommonFlags,
-    _curve,
-    _Data,
-    _Force,
-    _Model,
-    _Seed,
-    _several,
-    _show,
-    _show_json,
-    _show_table,
-    _TeacherModel,
-)
-from trundle.cli.tables import (
-    _compare_scores,
-    _count,
-    _described,
-    _fidelities,
-    _inheritance,
-    _parts,
-    _Rows,
-    _savings,
-    _scores,
-    _text_errors,
-    _vocabulary,
-)
+from trundle.cli import console, tables
 from trundle.errors import BadInput
 from trundle.folders import check_free, check_not_read, write_atomic
 from trundle.teacher import teacher_kind
@@ -47,7 +17,6 @@ from trundle.teacher import teacher_kind
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from trundle.data.corpus import Corpus
     from trundle.embedder import Embedder
     from trundle.evaluate.comparison import Comparison
     from trundle.methods.depth.curve import LayerCurve
@@ -60,7 +29,7 @@ _Models = Annotated[
 
 
 def evaluate(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     models: _Models,
     tasks: Annotated[
         list[str] | None,
@@ -71,11 +40,11 @@ def evaluate(
         str | None,
         Option(help="Large model, endpoint URL or table of vectors: its documents are searched too."),
     ] = None,
-    teacher_model: _TeacherModel = None,
+    teacher_model: console._TeacherModel = None,
     graph: Annotated[
         str | None, Option(help="Graph to score, such as onnx-int8 or fastest; default: torch if possible.")
     ] = None,
-    data: _Data = None,
+    data: console._Data = None,
     examples: Annotated[int, Option(min=0, help="How many of the worst and best texts to show.")] = 5,
     inherit: Annotated[
         bool, Option("--inherit", help="Also score truncated, int8 and binary vectors.")
@@ -91,10 +60,13 @@ def evaluate(
     With --teacher and --data: how far each model agrees with its teacher on your own texts, without labels.
     With --inherit: how much is left when the vectors of both are truncated and quantised.
     """
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+    _check_writable(output)
     if output is not None and data:
-        _check_not_data(output, data)
+        from trundle.data.corpus import ENVIRONMENT
+        from trundle.data.texts import parse_source
+
+        read = [parse_source(source).files for source in data if source != ENVIRONMENT]
+        check_not_read(output, [file for files in read for file in files])
     if not tasks and not (teacher and data):
         raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
     if teacher is None and (data or inherit or dimensions):
@@ -103,11 +75,12 @@ def evaluate(
         cuts = tuple(int(number) for number in (dimensions or "").split(",") if number.strip())
     except ValueError as error:
         raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
-    students = [name for name in dict.fromkeys(models) if not (teacher and _same(name, teacher))]
+    folder = None if teacher is None else Path(teacher).resolve()
+    students = [name for name in dict.fromkeys(models) if name != teacher and Path(name).resolve() != folder]
     if not students and data:
         raise BadInput(f"{teacher} would be compared with itself; name another model, or another --teacher")
-    _check_data(data or [])
-    _check_graph(graph)
+    console._check_data(data or [])
+    console._check_graph(graph)
     progress = flags.progress()
     from trundle.data.corpus import unseen_texts
     from trundle.evaluate.comparison import compare
@@ -117,10 +90,9 @@ def evaluate(
     from trundle.export.open import open_embedder
     from trundle.records import read_lineage
 
-    wanted = _several(tasks)
-    chosen = find_tasks(wanted, root, split=split) if wanted else []
-    _check_models(*models, trust=flags.trust)
-    _check_teacher(teacher, trust=flags.trust)
+    chosen = find_tasks(console._several(tasks), root, split=split) if tasks else []
+    console._check_models(*models, trust=flags.trust)
+    console._check_teacher(teacher, trust=flags.trust)
     if not students:
         students, teacher = models[:1], None
     trust, large = flags.trust, None
@@ -148,23 +120,8 @@ def evaluate(
     found = replace(found, notes=(*found.notes, *run_by))
     if output is not None:
         write_atomic(output, json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n")
-    if flags.as_json:
-        _show_json(found.as_json())
-    else:
+    if not flags.shows_json(found.as_json()):
         _show_comparison(found, None if teacher is None else teacher_model or teacher)
-
-
-def _check_not_data(output: Path, data: Sequence[str]) -> None:
-    """Reject an output that would replace one of the data files."""
-    from trundle.data.corpus import ENVIRONMENT
-    from trundle.data.texts import parse_source
-
-    named = [source for source in data if source != ENVIRONMENT]
-    check_not_read(output, [file for source in named for file in parse_source(source).files])
-
-
-def _same(name: str, teacher: str) -> bool:
-    return name == teacher or (Path(name).is_dir() and Path(name).resolve() == Path(teacher).resolve())
 
 
 def _open_teacher(
@@ -189,31 +146,33 @@ def _show_comparison(found: Comparison, teacher: str | None) -> None:
     from trundle.bench.workload import short_names
 
     if teacher is None:
-        _show_table(_scores(found.results, short_names(found.models)), texts=(0, 1))
+        console._show_table(tables._scores(found.results, short_names(found.models)), texts=(0, 1))
     else:
         teacher_name, *names = short_names([teacher, *found.models])
         by_model = dict(zip(found.models, names, strict=True))
         if found.results:
-            _show_table(_compare_scores(found, [teacher_name, *names]), texts=(0, 1))
+            console._show_table(tables._compare_scores(found, [teacher_name, *names]), texts=(0, 1))
         if found.fidelity:
             students = [by_model[one.student] for one in found.fidelity]
-            _show_table(_fidelities(found.fidelity, students, teacher_name), gap=bool(found.results))
+            console._show_table(
+                tables._fidelities(found.fidelity, students, teacher_name), gap=bool(found.results)
+            )
         for one in found.fidelity:
             if one.farthest:
-                _show_table(_text_errors(one, by_model[one.student]), texts=(2,), gap=True)
+                console._show_table(tables._text_errors(one, by_model[one.student]), texts=(2,), gap=True)
         for left in found.inheritance:
             name = by_model[left.student]
-            rows = _inheritance(left, teacher_name, name)
-            _show_table(rows, title=f"{name}, {left.measure}", texts=(1,), gap=True)
-            _show(f"int8 calibrated on {left.calibration}.")
+            rows = tables._inheritance(left, teacher_name, name)
+            console._show_table(rows, title=f"{name}, {left.measure}", texts=(1,), gap=True)
+            console._show(f"int8 calibrated on {left.calibration}.")
     for note in found.notes:
-        _show(f"\n{note}")
+        console._show(f"\n{note}")
 
 
 def bench(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     models: Annotated[list[str], Argument(help="Model folders or hub names; the first is the reference.")],
-    data: _Data = None,
+    data: console._Data = None,
     rounds: Annotated[int, Option(help="How many times each metric is measured.")] = 5,
     seconds: Annotated[float, Option(help="Seconds per metric and round.")] = 0.5,
     batch_size: Annotated[int, Option(help="Texts per batch when throughput is measured.")] = 32,
@@ -223,8 +182,8 @@ def bench(
 
     Each model runs in its own process; measurements are interleaved. Without --data, texts are generated.
     """
-    _check_data(data or [])
-    _check_models(*models, trust=False)
+    console._check_data(data or [])
+    console._check_models(*models, trust=False)
     from trundle.bench.rounds import BenchOptions
     from trundle.bench.rounds import bench as measure
     from trundle.bench.workload import caution, rows
@@ -242,20 +201,19 @@ def bench(
         trust_remote_code=flags.trust,
         progress=flags.progress(),
     )
-    if flags.as_json:
-        _show_json(result.as_dict())
+    if flags.shows_json(result.as_dict()):
         return
-    _show_table(rows(result))
+    console._show_table(rows(result))
     if warning := caution(result):
-        _show(warning)
+        console._show(warning)
 
 
 def pair(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     student: Annotated[str, Argument(help="The small model, in its teacher's vector space.")],
     teacher: Annotated[str, Option(help="The large model's folder or hub name.")],
     output: Annotated[Path, Option("--output", "-o", help="Folder for the pair.")],
-    force: _Force = False,
+    force: console._Force = False,
 ) -> None:
     """Put a student and its teacher into one model folder.
 
@@ -264,23 +222,22 @@ def pair(
     if teacher_kind(teacher) != "model":
         raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
     check_free(output, replace=force, read=[student, teacher])
-    _check_models(student, teacher, trust=flags.trust)
+    console._check_models(student, teacher, trust=flags.trust)
     progress = flags.progress()
     from trundle.pipeline.pair import pair as write_pair
 
     made = write_pair(
         student, teacher, output=output, replace=force, trust_remote_code=flags.trust, progress=progress
     )
-    if flags.as_json:
-        _show_json(made.as_json())
+    if flags.shows_json(made.as_json()):
         return
-    small, large = _count(made.query_parameters), _count(made.document_parameters)
-    _show(f"Written to {made.output}: {small} parameters for queries, {large} for documents.")
+    small, large = tables._count(made.query_parameters), tables._count(made.document_parameters)
+    console._show(f"Written to {made.output}: {small} parameters for queries, {large} for documents.")
 
 
 def inspect(
-    flags: _CommonFlags,
-    model: _Model,
+    flags: console._CommonFlags,
+    model: console._Model,
     layers: Annotated[
         bool, Option("--layers", help="Plot the loss if the model ended at each layer; needs --data.")
     ] = False,
@@ -295,48 +252,9 @@ def inspect(
     output: Annotated[
         Path | None, Option("--output", "-o", help="With --layers: plot to this .html or .svg file.")
     ] = None,
-    seed: _Seed = 0,
+    seed: console._Seed = 0,
 ) -> None:
     """Show the size of each part and what each method could save."""
-    _check_flags(layers=layers, vocabulary=vocabulary, data=data, output=output)
-    _check_data(data or [])
-    progress = flags.progress()
-    corpus = None
-    if data:
-        from trundle.data.corpus import read_corpus
-
-        corpus = read_corpus(data, seed=seed, progress=progress)
-        if layers:
-            next(corpus.examples(), None)  # rejects a file without tuples
-    _check_models(model, trust=flags.trust)
-    from trundle.methods.depth.curve import list_savings
-    from trundle.model.cost import cost
-    from trundle.model.load import load
-
-    if vocabulary:
-        _inspect_vocabulary(model, corpus, flags, seed=seed, progress=progress)
-        return
-    loaded = load(model, trust_remote_code=flags.trust)
-    family, about = _described(loaded)
-    now, savings = cost(loaded), list_savings(loaded)
-    curve = None
-    if layers and corpus is not None:
-        curve = _layer_curve(loaded, model, corpus, output, scale=scale, seed=seed, progress=progress)
-    if flags.as_json:
-        rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
-        shown = {"model": model, "family": family, **now.as_json(), "savings": rows}
-        _show_json(shown if curve is None else shown | {"curve": curve.as_json()})
-        return
-    _show(f"{model}: {about}, vectors of {loaded.get_embedding_dimension()} dimensions")
-    _show_table(_parts(now), texts=(0, 2), gap=True)
-    if savings:
-        title = f"What each method could save (FLOPs at {now.length} tokens per text)"
-        _show_table(_savings(now, savings), title=title, texts=(0, 1), gap=True)
-    if curve is not None:
-        _show_layers(loaded, curve)
-
-
-def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, output: Path | None) -> None:
     if layers and vocabulary:
         raise BadInput("--layers and --vocabulary exclude each other; pass one at a time")
     if layers and not data:
@@ -345,54 +263,77 @@ def _check_flags(*, layers: bool, vocabulary: bool, data: Sequence[str] | None, 
         raise BadInput("--data is for inspecting layers or tokens; add --layers or --vocabulary")
     if not layers and output is not None:
         raise BadInput("--output is for the plot of the layers; add --layers")
-    if output is None:
-        return
-    if output.suffix not in (".html", ".svg"):
+    if output is not None and output.suffix not in (".html", ".svg"):
         raise BadInput(f"{output} is not a supported file type; use a name that ends in .html or .svg")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+    _check_writable(output)
+    console._check_data(data or [])
+    progress = flags.progress()
+    corpus = None
+    if data:
+        from trundle.data.corpus import read_corpus
 
-
-def _inspect_vocabulary(
-    model: str, corpus: Corpus | None, flags: _CommonFlags, *, seed: int, progress: Progress
-) -> None:
-    from trundle.methods.contract import Context
-    from trundle.methods.vocabulary.vocabulary import list_sizes
+        corpus = read_corpus(data, seed=seed, progress=progress)
+        if layers:
+            next(corpus.examples(), None)  # rejects a file without tuples
+    console._check_models(model, trust=flags.trust)
+    from trundle.methods.depth.curve import list_savings, measure_curve
+    from trundle.model.cost import cost
     from trundle.model.load import load
 
     loaded = load(model, trust_remote_code=flags.trust)
-    sizes = list_sizes(loaded, Context(original=loaded, corpus=corpus, seed=seed, progress=progress))
-    if flags.as_json:
-        _show_json({"model": model, **sizes.as_json()})
+    if vocabulary:
+        from trundle.methods.contract import Context
+        from trundle.methods.vocabulary.vocabulary import list_sizes
+
+        sizes = list_sizes(loaded, Context(original=loaded, corpus=corpus, seed=seed, progress=progress))
+        if not flags.shows_json({"model": model, **sizes.as_json()}):
+            scored = f"scored on {sizes.texts:,} texts of {sizes.tokens:,} tokens"
+            measured = f"tokens per text measured on {sizes.held_out:,} others"
+            console._show(f"{model}: {sizes.rows[0].keep:,} tokens, {scored}; {measured}")
+            table = tables._vocabulary(sizes)
+            console._show_table(table, texts=(1, 3, len(table[0]) - 1), gap=True)
         return
-    _show(
-        f"{model}: {sizes.rows[0].keep:,} tokens, scored on {sizes.texts:,} texts of {sizes.tokens:,} "
-        f"tokens; tokens per text measured on {sizes.held_out:,} others"
-    )
-    rows = _vocabulary(sizes)
-    _show_table(rows, texts=(1, 3, len(rows[0]) - 1), gap=True)
+    family, about = tables._described(loaded)
+    now, savings = cost(loaded), list_savings(loaded)
+    rows = [{"step": saving.name, "keeps": saving.keeps, **saving.after.as_json()} for saving in savings]
+    shown: dict[str, Any] = {"model": model, "family": family, **now.as_json(), "savings": rows}
+    curve = None
+    if layers and corpus is not None:
+        curve = measure_curve(loaded, corpus.examples(), scale=scale, seed=seed, progress=progress)
+        shown["curve"] = curve.as_json()
+        if output is not None:
+            _write_curve(output, model, loaded, curve)
+    if flags.shows_json(shown):
+        return
+    console._show(f"{model}: {about}, vectors of {loaded.get_embedding_dimension()} dimensions")
+    console._show_table(tables._parts(now), texts=(0, 2), gap=True)
+    if savings:
+        title = f"What each method could save (FLOPs at {now.length} tokens per text)"
+        console._show_table(tables._savings(now, savings), title=title, texts=(0, 1), gap=True)
+    if curve is not None:
+        tuples = f"({curve.tuples:,} tuples)"
+        console._show(f"\nThe loss of each layer as the last one, before any training {tuples}\n")
+        for line in console._curve(curve.losses, _marks(curve)):
+            console._show(f"  {line}")
+        console._show_table(_layer_rows(loaded, curve), texts=(0, 1), gap=True)
+        for note in _layer_notes(curve):
+            console._show(note)
 
 
-def _layer_curve(
-    model: SentenceTransformer,
-    name: str,
-    corpus: Corpus,
-    output: Path | None,
-    *,
-    scale: float,
-    seed: int,
-    progress: Progress,
-) -> LayerCurve:
-    from trundle.methods.depth.curve import measure_curve
+def _check_writable(output: Path | None) -> None:
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+
+
+def _write_curve(output: Path, name: str, model: SentenceTransformer, curve: LayerCurve) -> None:
     from trundle.report.page import curve_page, curve_svg
 
-    curve = measure_curve(model, corpus.examples(), scale=scale, seed=seed, progress=progress)
-    if output is not None:
-        title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
-        drawn = curve.losses, _marks(curve), title
-        page = curve_svg(*drawn) if output.suffix == ".svg" else None
-        write_atomic(output, page or curve_page(*drawn, _layer_rows(model, curve), _layer_notes(curve)))
-    return curve
+    title = f"{Path(name).name}: the loss of each layer as the last one, {curve.tuples:,} tuples"
+    drawn = curve.losses, _marks(curve), title
+    if output.suffix == ".svg":
+        write_atomic(output, curve_svg(*drawn))
+    else:
+        write_atomic(output, curve_page(*drawn, _layer_rows(model, curve), _layer_notes(curve)))
 
 
 def _marks(curve: LayerCurve) -> dict[int, str]:
@@ -400,21 +341,12 @@ def _marks(curve: LayerCurve) -> dict[int, str]:
     return large if curve.small is None else {curve.small: "small"} | large
 
 
-def _show_layers(model: SentenceTransformer, curve: LayerCurve) -> None:
-    _show(f"\nThe loss of each layer as the last one, before any training ({curve.tuples:,} tuples)\n")
-    for line in _curve(curve.losses, _marks(curve)):
-        _show(f"  {line}")
-    _show_table(_layer_rows(model, curve), texts=(0, 1), gap=True)
-    for note in _layer_notes(curve):
-        _show(note)
-
-
-def _layer_rows(model: SentenceTransformer, curve: LayerCurve) -> _Rows:
+def _layer_rows(model: SentenceTransformer, curve: LayerCurve) -> tables._Rows:
     from trundle.methods.depth.curve import layer_savings
     from trundle.model.cost import cost
 
     savings = layer_savings(model, curve)
-    heading, *lines = _savings(cost(model), savings)
+    heading, *lines = tables._savings(cost(model), savings)
     shown = [
         (method, keeps, f"{curve.losses[saving.after.layers - 1]:.3f}", *rest)
         for (method, keeps, *rest), saving in zip(lines, savings, strict=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trundle.cli.console import _bar
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from trundle.demo import DemoResult
     from trundle.evaluate.comparison import Comparison
-    from trundle.evaluate.fidelity import Fidelity
+    from trundle.evaluate.fidelity import Fidelity, TextError
     from trundle.evaluate.scoring import Result
     from trundle.evaluate.shortening import Inheritance
     from trundle.export.exporting import Exported
@@ -53,10 +54,6 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
 def _points(score: float) -> str:
     return f"{100 * score:.2f}"
 
@@ -86,15 +83,13 @@ def _described(model: SentenceTransformer) -> tuple[str, str]:
 
 def _parts(cost: Cost) -> _Rows:
     rows: _Rows = [("part", "parameters", "", "", "bytes", "FLOPs/token", "")]
-    total = cost.total
-    for part, figures in cost.parts.items():
-        parameters, flops = figures.parameters, figures.flops_per_token
-        if parameters or flops:
-            share, size = parameters / total.parameters, _megabytes(figures.bytes)
-            shares = f"{share:.1%}", f"{flops / total.flops_per_token:.1%}"
-            rows.append((part, _count(parameters), _bar(share), shares[0], size, _count(flops), shares[1]))
-    all_flops = _count(total.flops_per_token)
-    return [*rows, ("all", _count(total.parameters), "", "", _megabytes(cost.file_bytes), all_flops, "")]
+    for part, own in cost.parts.items():
+        if own.parameters or own.flops_per_token:
+            share, faster = own.parameters / cost.parameters, own.flops_per_token / cost.flops_per_token
+            sizes = _count(own.parameters), _bar(share), f"{share:.1%}", _megabytes(own.bytes)
+            rows.append((part, *sizes, _count(own.flops_per_token), f"{faster:.1%}"))
+    size, flops = _megabytes(cost.file_bytes), _count(cost.flops_per_token)
+    return [*rows, ("all", _count(cost.parameters), "", "", size, flops, "")]
 
 
 def _savings(before: Cost, savings: Sequence[Saving]) -> _Rows:
@@ -134,11 +129,8 @@ def _run(result: Run) -> _Rows:
     for name, cost, seconds in lines:
         parameters, weights, _, flops = _sizes(cost, before)
         rows.append((name, str(cost.layers), parameters, weights, flops, seconds))
-    ratios = (
-        _ratio(before.parameters, after.parameters),
-        _ratio(before.file_bytes, after.file_bytes),
-        _ratio(before.flops_per_token, after.flops_per_token),
-    )
+    names = ("parameters", "file_bytes", "flops_per_token")
+    ratios = (_ratio(getattr(before, name), getattr(after, name)) for name in names)
     return [*rows, ("ratio", "", *ratios, "")]
 
 
@@ -148,8 +140,8 @@ def _forecast(result: Run) -> str:
     int8, int4 = (_megabytes(after.graph_bytes[precision]) for precision in ("int8", "int4"))
     graphs = f"As a graph: {int8} in int8, {int4} in int4."
     options = [step.call.options for step in result.steps if not step.applied]
-    trained = [each for each in options if hasattr(each, "minutes") and getattr(each, "steps", None) != 0]
-    limits = [each.minutes for each in trained]
+    trained = [each for each in options if getattr(each, "steps", None) != 0]
+    limits = [each.minutes for each in trained if hasattr(each, "minutes")]
     if not limits:
         return graphs
     if None in limits:
@@ -178,13 +170,9 @@ def _besides(result: Run) -> _Rows:
 def _candidates(outcome: Outcome, most: int) -> _Rows:
     shown = outcome.tried[:most]
     several = len({each.candidate.base for each in outcome.tried}) > 1
-    optional = {
-        "of": several,
-        "query": any(each.candidate.milliseconds is not None for each in shown),
-        "distance": any(each.distances for each in shown),
-    }
-    base_name, query, distance = (name if there else "" for name, there in optional.items())
-    rows: _Rows = [("candidate", base_name, "parameters", "file", query, distance, "")]
+    query = "query" if any(each.candidate.milliseconds is not None for each in shown) else ""
+    distance = "distance" if any(each.distances for each in shown) else ""
+    rows: _Rows = [("candidate", "of" if several else "", "parameters", "file", query, distance, "")]
     for each in shown:
         candidate = each.candidate
         base = Path(candidate.base).name if several else ""
@@ -231,23 +219,15 @@ def _budget_result(outcome: Outcome) -> _Rows:
     def line(name: str, parameters: int, size: int, milliseconds: float | None) -> tuple[str, ...]:
         return name, _count(parameters), _megabytes(size), _milliseconds(milliseconds)
 
-    made = [
-        line("predicted", best.cost.parameters, best.bytes, best.milliseconds),
-        line("measured", parameters, size, new),
-    ]
+    heading = ("", "parameters", "file", "query")
+    predicted = line("predicted", best.cost.parameters, best.bytes, best.milliseconds)
+    measured = line("measured", parameters, size, new)
     if before is None:
-        return [("", "parameters", "file", "query"), *made]
-    return [
-        ("", "parameters", "file", "query"),
-        line("before", before.parameters, before.file_bytes, old),
-        *made,
-        (
-            "ratio",
-            f"{before.parameters / best.cost.parameters:.1f}×",
-            f"{before.file_bytes / size:.1f}×",
-            "" if old is None or new is None else f"{old / new:.1f}×",
-        ),
-    ]
+        return [heading, predicted, measured]
+    ratios = f"{before.parameters / best.cost.parameters:.1f}×", f"{before.file_bytes / size:.1f}×"
+    faster = "" if old is None or new is None else f"{old / new:.1f}×"
+    large = line("before", before.parameters, before.file_bytes, old)
+    return [heading, large, predicted, measured, ("ratio", *ratios, faster)]
 
 
 def _demo_summary(result: DemoResult) -> str:
@@ -272,24 +252,28 @@ def _demo(result: DemoResult) -> _Rows:
     def line(label: str, old: float, new: float, write: Callable[[float], str]) -> tuple[str, ...]:
         return label, write(old), write(new), _ratio(new, old)
 
-    def speed(label: str, old: float, new: float) -> tuple[str, ...]:
-        return line(label, old, new, lambda rate: f"{rate:,.0f}")
+    def speed(label: str, name: str) -> tuple[str, ...]:
+        return line(label, getattr(large, name).value, getattr(small, name).value, "{:,.0f}".format)
+
+    def ndcg_line(label: str, mode: str) -> tuple[str, ...]:
+        return line(label, ndcg["original"], ndcg[mode], lambda share: f"{100 * share:.1f}")
 
     return [
         ("", "original", "small", "small / original"),
         line("parameters", before.parameters, outcome.chosen.candidate.cost.parameters, _count),
         line("file", before.file_bytes, outcome.bytes or 0, _megabytes),
-        speed("texts/s, short", large.short_texts_per_second.value, small.short_texts_per_second.value),
-        speed("texts/s, long", large.long_texts_per_second.value, small.long_texts_per_second.value),
-        line("nDCG@10, own index (standard)", ndcg["original"], ndcg["standard"], _percent),
-        line("nDCG@10, original's index (asymmetric)", ndcg["original"], ndcg["asymmetric"], _percent),
-        (f"agreement@{fidelity.k}, original's index", "", _percent(fidelity.agreement_asymmetric), ""),
+        speed("texts/s, short", "short_texts_per_second"),
+        speed("texts/s, long", "long_texts_per_second"),
+        ndcg_line("nDCG@10, own index (standard)", "standard"),
+        ndcg_line("nDCG@10, original's index (asymmetric)", "asymmetric"),
+        (f"agreement@{fidelity.k}, original's index", "", f"{100 * fidelity.agreement_asymmetric:.1f}", ""),
         ("cosine to the original", "", f"{fidelity.cosine:.3f}", ""),
     ]
 
 
 def _exported(result: Exported) -> _Rows:
     parity = result.closeness
+    facts = [(name, value) for name, value in result.graph.facts.items() if name in _SHOWN_FACTS]
     return [
         (str(result.folder / result.graph.path), ""),
         ("precision", result.graph.precision),
@@ -297,11 +281,7 @@ def _exported(result: Exported) -> _Rows:
         ("share of the torch weights in float32", f"{result.file_bytes / result.float_bytes:.1%}"),
         (f"cosine to torch, lowest of {parity.texts:,} texts", f"{parity.lowest_cosine:.6f}"),
         ("cosine to torch, mean", f"{parity.mean_cosine:.6f}"),
-        *(
-            (name, f"{len(value)}" if isinstance(value, list) else str(value))
-            for name, value in result.graph.facts.items()
-            if name in _SHOWN_FACTS
-        ),
+        *((name, str(len(value) if isinstance(value, list) else value)) for name, value in facts),
     ]
 
 
@@ -314,9 +294,7 @@ def _scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> _Rows:
         task, mode, main = key
         label = task if mode == "standard" else f"{task}, {mode}"
         rows.append((label, main, *(_points(found[key]) if key in found else _NOTHING for found in by_key)))
-    standard = [[key for key in keys if key[1] == "standard" and key in found] for found in by_key]
-    columns = zip(by_key, standard, strict=True)
-    means = [sum(found[key] for key in chosen) / len(chosen) for found, chosen in columns]
+    means = [fmean(score for key, score in found.items() if key[1] == "standard") for found in by_key]
     if len(keys) > 1:
         rows.append(("mean, standard", "", *map(_points, means)))
     if len(names) > 1:
@@ -327,7 +305,7 @@ def _scores(results: Sequence[Sequence[Result]], names: Sequence[str]) -> _Rows:
 def _compare_scores(found: Comparison, names: Sequence[str]) -> _Rows:
     """One row per task: the teacher, then each student on its own index and on the teacher's, with shares."""
     teacher, *students = found.results
-    modes = [_modes(row) for row in students]
+    modes = [list(dict.fromkeys(result.mode for result in row)) for row in students]
     heading = ["task", "metric", names[0]]
     for name, own in zip(names[1:], modes, strict=True):
         for mode in own:
@@ -338,33 +316,18 @@ def _compare_scores(found: Comparison, names: Sequence[str]) -> _Rows:
         for row, own in zip(students, modes, strict=True):
             by_mode = {r.mode: r.score for r in row if (r.kind, r.task) == (theirs.kind, theirs.task)}
             for mode in own:  # a task without documents has the same score in both modes
-                line += _with_share(by_mode[mode], theirs.score) if mode in by_mode else ["same", ""]
+                share = by_mode[mode] / theirs.score if mode in by_mode and theirs.score else None
+                line += [_points(by_mode[mode]), _share_percent(share)] if mode in by_mode else ["same", ""]
         rows.append(tuple(line))
-    if len(teacher) > 1:
-        rows += _mean_rows(found, modes)
+    for over in dict.fromkeys(share.over for share in found.shares) if len(teacher) > 1 else ():
+        means = {(share.model, share.mode): share for share in found.shares if share.over == over}
+        first, tasks = next(iter(means.values())), "tasks" if over == "all" else "with documents"
+        line = [f"mean of {first.tasks} {tasks}", "", _points(first.teacher_mean)]
+        for key in ((model, mode) for model, own in zip(found.models, modes, strict=True) for mode in own):
+            mean = means.get(key)
+            line += [_points(mean.mean), _share_percent(mean.share)] if mean else [_NOTHING, ""]
+        rows.append(tuple(line))
     return rows
-
-
-def _modes(results: Sequence[Result]) -> tuple[str, ...]:
-    both = any(result.mode == "asymmetric" for result in results)
-    return ("standard", "asymmetric") if both else ("standard",)
-
-
-def _with_share(score: float, teacher: float) -> list[str]:
-    return [_points(score), _share_percent(score / teacher if teacher else None)]
-
-
-def _mean_rows(found: Comparison, modes: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    for over in dict.fromkeys(share.over for share in found.shares):
-        chosen = [share for share in found.shares if share.over == over]
-        tasks = "tasks" if over == "all" else "with documents"
-        line = [f"mean of {chosen[0].tasks} {tasks}", "", _points(chosen[0].teacher_mean)]
-        by_model = {(share.model, str(share.mode)): share for share in chosen}
-        for model, own in zip(found.models, modes, strict=True):
-            for mode in own:
-                share = by_model.get((model, mode))
-                line += [_points(share.mean), _share_percent(share.share)] if share else [_NOTHING, ""]
-        yield tuple(line)
 
 
 def _fidelities(found: Sequence[Fidelity], names: Sequence[str], teacher: str) -> _Rows:
@@ -381,15 +344,14 @@ def _fidelities(found: Sequence[Fidelity], names: Sequence[str], teacher: str) -
 
 
 def _text_errors(found: Fidelity, name: str) -> _Rows:
-    rows: _Rows = [("ℓ2", "cosine", f"farthest from the teacher, {name}")]
-    for heading, errors in ((None, found.farthest), ("closest to the teacher", found.closest)):
-        if heading:
-            rows.append(("", "", heading))
-        for error in errors:
-            line = " ".join(error.text.split())
-            text = line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
-            rows.append((f"{error.distance:.3f}", f"{error.cosine:.3f}", text))
-    return rows
+    def row(error: TextError) -> tuple[str, ...]:
+        line = " ".join(error.text.split())
+        text = line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
+        return f"{error.distance:.3f}", f"{error.cosine:.3f}", text
+
+    heading = ("ℓ2", "cosine", f"farthest from the teacher, {name}")
+    closest = ("", "", "closest to the teacher")
+    return [heading, *map(row, found.farthest), closest, *map(row, found.closest)]
 
 
 def _inheritance(found: Inheritance, teacher: str, student: str) -> _Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,22 +12,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from trundle.cli.console import (
-    _DATA,
-    _check_data,
-    _check_graph,
-    _check_models,
-    _check_teacher,
-    _CommonFlags,
-    _Graph,
-    _Model,
-    _renamed,
-    _Seed,
-    _show,
-    _show_json,
-    _TeacherModel,
-    _with_flags,
-)
+from trundle.cli import console
 from trundle.cli.evaluate import _open_teacher
 from trundle.errors import BadInput
 from trundle.folders import absolute_name, check_not_read
@@ -49,7 +34,7 @@ def _group(about: str) -> typer.Typer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ReadFlags(_CommonFlags):
+class _ReadFlags(console._CommonFlags):
     """The flags of commands that read an index of any kind."""
 
     table: Annotated[
@@ -61,8 +46,8 @@ class _ReadFlags(_CommonFlags):
     vectors: Annotated[str | None, Option(hidden=True)] = None
 
     def named(self) -> dict[str, str | None]:
-        texts = _renamed("--texts", "--text-column", self.texts, self.text_column)
-        vectors = _renamed("--vectors", "--vector-column", self.vectors, self.vector_column)
+        texts = console._renamed("--texts", "--text-column", self.texts, self.text_column)
+        vectors = console._renamed("--vectors", "--vector-column", self.vectors, self.vector_column)
         return {"table": self.table, "texts": texts, "vectors": vectors}
 
 
@@ -87,31 +72,31 @@ def _check_unused(folder: Path, own: str) -> None:
 
 
 @index.command("build")
-@_with_flags
+@console._with_flags
 def _build_index(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     model: Annotated[str, Argument(help="The model that embeds the documents; a pair uses its teacher.")],
-    data: Annotated[list[str], _DATA],
+    data: Annotated[list[str], console._DATA],
     output: Annotated[str, Option("--output", "-o", help="A folder, or postgresql://host/db.")],
     precision: Annotated[
         Literal["float", "int8", "binary"] | None,
         Option(help="Precision of the first search; full vectors rescore it; default: float."),
     ] = None,
     table: _Table = "trundle",
-    graph: _Graph = None,
+    graph: console._Graph = None,
     force: Annotated[bool, Option("--force", help="Rebuild, and replace the index when complete.")] = False,
 ) -> None:
     """Embed texts and store them with their vectors.
 
     Stored texts are not embedded again: an interrupted build resumes, and more --data is added.
     """
-    _check_data(data)
-    _check_graph(graph)
+    console._check_data(data)
+    console._check_graph(graph)
     if "://" in output and not output.startswith(("postgres://", "postgresql://")):
         raise BadInput(f"{output} can't be built; pass a folder, or postgresql://user@host/database")
     if "://" not in output:
         _check_unused(Path(output).expanduser(), "index.json")
-    _check_models(model, trust=flags.trust)
+    console._check_models(model, trust=flags.trust)
     progress = flags.progress()
     from trundle.data.corpus import ENVIRONMENT
     from trundle.data.texts import parse_source
@@ -133,11 +118,10 @@ def _build_index(
     with create_store(output, wanted, table=table, force=force, read=read, progress=progress) as store:
         built = build_index(store, _texts(data, progress), encoder.encode_document, progress=progress)
         name, precision = store.name, store.facts.precision
-    if flags.as_json:
-        counts = {"texts": built.total, "added": built.added, "empty": built.empty}
-        _show_json({"index": name, **counts, "precision": precision})
+    counts = {"texts": built.total, "added": built.added, "empty": built.empty}
+    if flags.shows_json({"index": name, **counts, "precision": precision}):
         return
-    _show(f"{name}: {built.total:,} texts, {built.added:,} of them new.")
+    console._show(f"{name}: {built.total:,} texts, {built.added:,} of them new.")
 
 
 def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
@@ -153,9 +137,9 @@ def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
 
 
 @index.command()
-@_with_flags
+@console._with_flags
 def search(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     where: Annotated[str, Argument(help="An index: a folder, or postgresql://user@host/database.")],
     queries: Annotated[list[str], Argument(help="What to search for; put each query in quotes.")],
     model: Annotated[
@@ -183,38 +167,38 @@ def search(
         raise BadInput(f"{changed}; build the index again with --force, or name a model with --model")
     with closing(store):
         found = store.search(encoder.encode_query(queries), results)
-    if flags.as_json:
-        rows = [[{"text": one.text, "score": one.score} for one in row] for row in found]
-        results_by_query = zip(queries, rows, strict=True)
-        _show_json([{"query": query, "results": row} for query, row in results_by_query])
+    by_query = list(zip(queries, found, strict=True))
+    if flags.shows_json(
+        [{"query": query, "results": [asdict(one) for one in row]} for query, row in by_query]
+    ):
         return
-    for query, row in zip(queries, found, strict=True):
+    for query, row in by_query:
         if len(queries) > 1:
-            _show(query)
+            console._show(query)
         for one in row:
-            _show(f"{one.score:6.3f}  {' '.join(one.text.split())[:160]}")
+            console._show(f"{one.score:6.3f}  {' '.join(one.text.split())[:160]}")
 
 
 @index.command()
-@_with_flags
+@console._with_flags
 def check(
     flags: _ReadFlags,
-    student: _Model,
+    student: console._Model,
     against: Annotated[str, Option(help=f"The index to check: {_ANY_INDEX}")],
     teacher: Annotated[
         str | None, Option(help="Model or endpoint URL that built the index; default: its stored vectors.")
     ] = None,
-    teacher_model: _TeacherModel = None,
+    teacher_model: console._TeacherModel = None,
     queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
     sample: Annotated[int, Option(min=50, help="How many texts of the index to search in.")] = 5000,
     most_queries: Annotated[int, Option(min=1, help="Maximum number of queries to run.")] = 200,
-    seed: _Seed = 0,
+    seed: console._Seed = 0,
 ) -> None:
     """Check on your own index that the student can search it.
 
     Reads a sample and compares the student's ten results with the teacher's. Writes nothing.
     """
-    _check_data([queries] if queries else [])
+    console._check_data([queries] if queries else [])
     progress = flags.progress()
     from trundle.data.texts import read_texts
     from trundle.index.readers import open_reader
@@ -222,8 +206,8 @@ def check(
     own_queries = [text.text for text in read_texts(queries)] if queries else []
     with closing(open_reader(against, progress=progress, **flags.named())) as reader:
         # Only now, because importing and opening models takes long and a wrong address is refused at once.
-        _check_models(student, trust=flags.trust)
-        _check_teacher(teacher, trust=flags.trust)
+        console._check_models(student, trust=flags.trust)
+        console._check_teacher(teacher, trust=flags.trust)
         from trundle.evaluate.index_check import check_index
         from trundle.export.open import open_sides
 
@@ -244,24 +228,23 @@ def check(
             progress=progress,
         )
         left_out = reader.counts.says()
-    if flags.as_json:
-        _show_json(found.as_json())
+    if flags.shows_json(found.as_json()):
         return
     if left_out:
         progress.say(left_out)
-    _show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}\n")
+    console._show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}\n")
     for line in found.says():
-        _show(line)
+        console._show(line)
 
 
 @index.command("read", epilog=_ADDRESSES)
-@_with_flags
+@console._with_flags
 def _read_index(
     flags: _ReadFlags,
     where: Annotated[str, Argument(help=f"An index: {_ANY_INDEX}")],
     output: Annotated[Path, Option("--output", "-o", help="A parquet file for ids, texts and vectors.")],
     sample: Annotated[int | None, Option(min=1, help="Rows to draw at random; default: all.")] = None,
-    seed: _Seed = 0,
+    seed: console._Seed = 0,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Copy the texts and vectors of any vector database to a parquet file.
@@ -280,22 +263,15 @@ def _read_index(
     with closing(open_reader(where, progress=progress, **flags.named())) as reader:
         written = write_table(reader, output, sample=sample, seed=seed, progress=progress)
     counts = reader.counts
-    if flags.as_json:
-        _show_json(
-            {
-                "index": reader.where,
-                "table": str(output),
-                "rows": written,
-                "width": reader.width,
-                "metric": reader.metric,
-                "left_out": counts.left_out,
-                "duplicates": counts.duplicates,
-            }
-        )
+    about = {"index": reader.where, "table": str(output), "rows": written, "width": reader.width}
+    left = {"metric": reader.metric, "left_out": counts.left_out, "duplicates": counts.duplicates}
+    if flags.shows_json(about | left):
         return
-    _show(f"{output}: {written:,} rows of {reader.where}, {reader.width} dimensions, {reader.metric}.")
+    console._show(
+        f"{output}: {written:,} rows of {reader.where}, {reader.width} dimensions, {reader.metric}."
+    )
     if said := counts.says():
-        _show(said)
+        console._show(said)
 
 
 class _RayCommand(TyperCommand):
@@ -317,9 +293,9 @@ def _keep_subcommand() -> None:
 
 
 @targets.command("build", cls=_RayCommand)
-@_with_flags
+@console._with_flags
 def _build_targets(
-    flags: _CommonFlags,
+    flags: console._CommonFlags,
     model: Annotated[str, Argument(help="The teacher: a model folder or hub name.")],
     data: Annotated[
         list[str],
@@ -348,9 +324,9 @@ def _build_targets(
         raise BadInput("--workers goes with --ray; without it there is only one process")
     if ray is None and threads is not None and not runtime:
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
-    _check_data(data)
+    console._check_data(data)
     _check_unused(output, MANIFEST)
-    _check_teacher(model, trust=flags.trust)
+    console._check_teacher(model, trust=flags.trust)
     from trundle.scale.shard_writer import TeacherSpec, build_local
 
     name, trust = absolute_name(model), flags.trust
@@ -363,19 +339,11 @@ def _build_targets(
         made = build_on_ray(data, asked, output, address=ray, workers=workers, dtype=dtype, progress=progress)
     facts = made.manifest
     stored = sum(part.size for shard in facts.shards for part in shard.files.values())
-    if flags.as_json:
-        _show_json(
-            {
-                "store": str(output),
-                "teacher": facts.teacher,
-                "texts": facts.count,
-                "kinds": facts.kinds,
-                "repeats": facts.repeats,
-                "width": facts.width,
-                "shards": len(facts.shards),
-                "bytes": stored,
-            }
-        )
+    about = {"store": str(output), "teacher": facts.teacher, "texts": facts.count, "kinds": facts.kinds}
+    sizes = {"repeats": facts.repeats, "width": facts.width, "shards": len(facts.shards), "bytes": stored}
+    if flags.shows_json(about | sizes):
         return
-    _show(f"{output}: {facts.count:,} texts, vectors of {facts.width} dimensions, {stored / 1e6:,.1f} MB.\n")
-    _show(f"    trundle align STUDENT --teacher {output} -o SMALL")
+    console._show(
+        f"{output}: {facts.count:,} texts, vectors of {facts.width} dimensions, {stored / 1e6:,.1f} MB.\n"
+    )
+    console._show(f"    trundle align STUDENT --teacher {output} -o SMALL")

@@ -105,13 +105,9 @@ class _MethodRun:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the row of the lineage: what leads to the same model again, so no times."""
-        return MethodRecord(
-            step=self.call.method.name,
-            options=self.call.options.model_dump(mode="json"),
-            plan=self.plan,
-            says=self.says,
-            facts=self.facts,
-        ).as_json()
+        name, options = self.call.method.name, self.call.options.model_dump(mode="json")
+        record = MethodRecord(step=name, options=options, plan=self.plan, says=self.says, facts=self.facts)
+        return dict(vars(record))
 
 
 @dataclass(frozen=True, kw_only=True)

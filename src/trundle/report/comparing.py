@@ -274,5 +274,5 @@ def _usage_of(report: _Report, run: _RunRecord) -> str:
     if run.needs_trundle:
         return _code(plain)
     folder = f"'{run.folder}'" if " " in run.folder else run.folder
-    code = _code(f"trundle export {folder} --to onnx --int8 --calibrate texts.txt\n")
+    code = _code(f"trundle export {folder} --to onnx --int8 --data texts.txt\n")
     return _code(plain) + _paragraph("Export it as a graph that runs without torch:") + code

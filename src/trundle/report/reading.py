@@ -9,13 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from trundle import records
 from trundle.bench.workload import short_names
 from trundle.errors import BadInput
 from trundle.precision import FORMATS, preference
-from trundle.records import LINEAGE_FILE, THE_ORIGINAL, MethodRecord, QualityScores
+from trundle.records import LINEAGE_FILE, THE_ORIGINAL, QualityScores
 from trundle.report import contents
 from trundle.report.contents import _Form, _Point, _Quality, _RunRecord, _Training
 from trundle.runtime.description import FILE as GRAPHS_FILE
@@ -47,7 +48,7 @@ def _read_runs(folders: Sequence[str | Path]) -> tuple[_RunRecord, ...]:
         try:
             runs.append(_run(folder, name, lineage))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            damage = f"{type(error).__name__}: {error}"
+            damage = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(f"{folder} can't be read as a run ({damage}); make the folder again") from error
     return tuple(runs)
 
@@ -55,22 +56,22 @@ def _read_runs(folders: Sequence[str | Path]) -> tuple[_RunRecord, ...]:
 def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
     ages = list(_generations(lineage))
     after: Mapping[str, Any] = next((age["after"] for age in ages[::-1] if age["after"]), {})
-    methods = [(age["source"], MethodRecord.from_json(row)) for age in ages for row in age["steps"]]
-    steps = tuple(
-        contents._StepTaken(
+    rows = [(age["source"], row) for age in ages for row in age["steps"]]
+    steps = [
+        _parsed(
+            contents._StepTaken,
+            row,
             begins_from=Path(source).name or source,
-            step=method.step,
-            says=method.says,
-            options={key: value for key, value in method.options.items() if value not in (None, "")},
-            facts=method.facts,
+            options={key: value for key, value in row["options"].items() if value not in (None, "")},
         )
-        for source, method in methods
-    )
+        for source, row in rows
+    ]
 
     def last_plan(step: str, key: str) -> Mapping[str, Any] | None:
-        plans = [method.plan for _, method in methods if method.step == step]
+        plans = [row["plan"] for _, row in rows if row["step"] == step]
         return next((plan for plan in plans[::-1] if plan.get(key) not in (None, [])), None)
 
+    losses, cut = last_plan("depth", "losses"), last_plan("vocabulary", "coverage")
     forms = _forms(folder, after)
     modules = folder / "modules.json"
     weights = records.read_weight_map(folder)
@@ -92,17 +93,24 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
         scores={
             key: float(value) for key, value in lineage["scores"].items() if isinstance(value, int | float)
         },
-        steps=steps,
+        steps=tuple(steps),
         data=tuple(lineage["data"]),
         seed=int(lineage["seed"]),
         versions=lineage["versions"],
         trainings=tuple(found for step in _TRAININGS if (found := _read_training(folder, step)) is not None),
-        layer_losses=_layer_losses(last_plan("depth", "losses")),
-        coverage=_coverage(last_plan("vocabulary", "coverage")),
+        layer_losses=None
+        if losses is None
+        else _parsed(contents._LayerLosses, losses, kept=len(losses["blocks"])),
+        coverage=None if cut is None else _parsed(contents._Coverage, cut, kept=_count_ids(cut["kept"])),
         pruned=weights.matrices if weights else (),
         alignment=weights.alignment if weights else None,
         planning=records.read_planning(folder),
     )
+
+
+def _parsed(kind: type[_T], row: Mapping[str, Any], **changes: Any) -> _T:
+    """Make a record of a JSON object, which may have other fields as well."""
+    return TypeAdapter(kind).validate_python({**row, **changes})
 
 
 def _generations(lineage: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -190,20 +198,6 @@ def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))
-
-
-def _layer_losses(plan: Mapping[str, Any] | None) -> contents._LayerLosses | None:
-    if plan is None:
-        return None
-    losses = tuple(float(loss) for loss in plan["losses"])
-    return contents._LayerLosses(losses=losses, kept=len(plan["blocks"]), pick=str(plan["pick"]))
-
-
-def _coverage(plan: Mapping[str, Any] | None) -> contents._Coverage | None:
-    if plan is None:
-        return None
-    kept, of, coverage = _count_ids(plan["kept"]), int(plan["of"]), float(plan["coverage"])
-    return contents._Coverage(kept=kept, of=of, coverage=coverage, lost=tuple(plan["lost"]))
 
 
 def _count_ids(ranges: str) -> int:
