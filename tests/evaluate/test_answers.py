@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from trundle.evaluate.metrics import _class_measures, _number_measures
+from trundle.evaluate.metrics import _class_measures, answer_measures
 
 
 def test_two_classes():
@@ -22,11 +23,12 @@ def test_more_classes_count_the_same_in_f1():
 
 def test_one_answer_for_everything_is_no_correlation():
     assert _class_measures([1, 1, 1], [1, 0, 1], 2)["matthews"] == 0
-    assert _number_measures([3.0, 3.0], [1.0, 2.0]) == {"pearson": 0, "spearman": 0, "distance": 1.5}
+    found = answer_measures(np.full((2, 1), 3, np.float32), [1.0, 2.0], classes=0)
+    assert found == {"pearson": 0, "spearman": 0, "distance": 1.5}
 
 
 def test_numbers():
-    found = _number_measures([1.0, 2.0, 10.0], [1.0, 2.0, 3.0])
+    found = answer_measures(np.array([[1], [2], [10]], np.float32), [1.0, 2.0, 3.0], classes=0)
     assert found["spearman"] == pytest.approx(1)
     assert 0.8 < found["pearson"] < 1
     assert found["distance"] == pytest.approx(7 / 3)

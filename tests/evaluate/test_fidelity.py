@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from trundle.embedder import Embedder, _plain, top_agreement
 from trundle.errors import BadInput
 from trundle.evaluate import fidelity
-from trundle.evaluate.fidelity import (
-    FEWEST_DOCUMENTS,
-    _distances,
-    _errors_by_text,
-    measure_fidelity,
-    measure_within,
-)
+from trundle.evaluate.fidelity import FEWEST_DOCUMENTS, _distances, measure_fidelity, measure_within
 
 DOCUMENTS = {"east": (1, 0), "north": (0, 1), "west": (-1, 0), "north-east": (1, 1)}
 TEACHER = {"q": (2, 1), **DOCUMENTS}
@@ -88,9 +82,11 @@ def test_distance_is_zero_only_to_itself_and_the_same_both_ways(seed):
 
 def test_more_examples_than_texts_gives_all_of_them():
     vectors = np.eye(2, dtype=np.float32)
-    best, worst = _errors_by_text(["a", "b"], vectors, vectors * 2, 10)
-    assert [error.text for error in best] == ["a", "b"]
-    assert [error.text for error in worst] == ["b", "a"]
+    given = {"a": tuple(vectors[0]), "b": tuple(vectors[1])}
+    doubled = {"a": tuple(2 * vectors[0]), "b": tuple(2 * vectors[1])}
+    found = measure_fidelity(table("s", given), table("t", doubled), ["a"], ["a", "b"], k=1)
+    assert [error.text for error in found.closest] == ["a", "a", "b"]
+    assert [error.text for error in found.farthest] == ["b", "a", "a"]
 
 
 def test_differing_widths_are_rejected_with_a_fix():

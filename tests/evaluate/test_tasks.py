@@ -14,12 +14,11 @@ from trundle.embedder import _plain
 from trundle.errors import BadInput
 from trundle.evaluate.scoring import find_tasks
 from trundle.evaluate.tasks import (
+    _TASK_KINDS,
     KnownItemTask,
     _ClassificationTask,
     _ClusteringTask,
-    _PairTask,
     _RetrievalTask,
-    _SimilarityTask,
 )
 
 
@@ -182,19 +181,19 @@ def test_the_fingerprint_is_of_the_rows_used(root: Path, write, words):
 
 
 BAD_FILES = [
-    (_SimilarityTask, {"sentence1": ["a"], "score": [1.0]}, "no column sentence2"),
-    (_SimilarityTask, {"sentence1": ["a"], "sentence2": [None], "score": [1.0]}, "no sentence2 in row 0"),
+    (_TASK_KINDS["sts"], {"sentence1": ["a"], "score": [1.0]}, "no column sentence2"),
+    (_TASK_KINDS["sts"], {"sentence1": ["a"], "sentence2": [None], "score": [1.0]}, "no sentence2 in row 0"),
     (
-        _SimilarityTask,
+        _TASK_KINDS["sts"],
         {"sentence1": ["a"], "sentence2": ["b"], "score": [float("nan")]},
         "score .* not finite",
     ),
     (
-        _SimilarityTask,
+        _TASK_KINDS["sts"],
         {"sentence1": ["a"], "sentence2": ["b"], "score": ["high"]},
         "score that is not a number",
     ),
-    (_PairTask, {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}, "must be 0 and 1"),
+    (_TASK_KINDS["pairs"], {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}, "must be 0 and 1"),
     (_ClassificationTask, {"text": ["a"], "label": ["x"]}, "no column split"),
     (
         _ClassificationTask,

@@ -83,12 +83,23 @@ def compare(
     if shorten and teacher is None:
         raise BadInput("shortened vectors are compared with the teacher's; name the teacher")
     held_out = HeldOutVectors(progress)
-    notes, aligned = _with_teachers_width(models, teacher)
+    notes: list[str] = []
+    aligned: list[Embedder] = []
+    if teacher is not None:
+        width = _width_of(teacher)
+        widths = {model.name: _width_of(model) for model in models}
+        aligned = [model for model in models if widths[model.name] == width]
+        notes = [
+            f"{name} has vectors of {own} dimensions and {teacher.name} of {width}, so it can't search that "
+            "index; align it with trundle align"
+            for name, own in widths.items()
+            if own != width
+        ]
     queries, documents = queries_and_documents(texts)
     if texts and len(documents) < FEWEST_DOCUMENTS:
         raise BadInput(f"{len(texts)} texts are too few; pass at least {2 * FEWEST_DOCUMENTS}")
     if teacher and shorten:
-        _check_shorten(shorten, aligned, teacher)
+        _check_shorten(shorten, aligned, _width_of(teacher))
     results = []
     for model in [*([] if teacher is None else [teacher]), *models] if tasks else []:
         index = teacher if model in aligned else None
@@ -113,31 +124,12 @@ def compare(
     )
 
 
-def _with_teachers_width(
-    models: Sequence[Embedder], teacher: Embedder | None
-) -> tuple[list[str], list[Embedder]]:
-    """Notes about the models that can't search the teacher's index, and the models that can."""
-    if teacher is None:
-        return [], []
-    width = _width_of(teacher)
-    notes, aligned = [], []
-    for model in models:
-        own = _width_of(model)
-        if own == width:
-            aligned.append(model)
-        else:
-            widths = f"{model.name} has vectors of {own} dimensions and {teacher.name} of {width}"
-            notes.append(f"{widths}, so it can't search that index; align it with trundle align")
-    return notes, aligned
-
-
 def _width_of(model: Embedder) -> int:
     return model.width or model.text([_PROBE]).shape[1]
 
 
-def _check_shorten(shorten: Shorten, models: Sequence[Embedder], teacher: Embedder) -> None:
+def _check_shorten(shorten: Shorten, models: Sequence[Embedder], width: int) -> None:
     """Reject impossible settings before anything is encoded."""
-    width = _width_of(teacher)
     for wanted in shorten.dimensions:
         if not 1 <= wanted <= width:
             raise BadInput(f"vectors can't be truncated to {wanted} dimensions; choose from 1 to {width}")
@@ -163,18 +155,16 @@ def _shares_of(results: Sequence[Sequence[Result]]) -> tuple[_Share, ...]:
         if with_documents and with_documents != set(theirs):
             groups["retrieval"] = with_documents
         modes: tuple[_Mode, ...] = ("standard", "asymmetric") if with_documents else ("standard",)
-        for over, keys in groups.items():
-            for mode in modes:
-                ours = [result for result in _of_mode(row, mode) if (result.kind, result.task) in keys]
-                found.append(
-                    _Share(
-                        model=row[0].model,
-                        teacher=results[0][0].model,
-                        mode=mode,
-                        over=over,
-                        tasks=len(ours),
-                        mean=_mean_score(ours, mode),
-                        teacher_mean=_mean_score([theirs[result.kind, result.task] for result in ours]),
-                    )
-                )
+        for over, mode in ((over, mode) for over in groups for mode in modes):
+            ours = [one for one in _of_mode(row, mode) if (one.kind, one.task) in groups[over]]
+            share = _Share(
+                model=row[0].model,
+                teacher=results[0][0].model,
+                mode=mode,
+                over=over,
+                tasks=len(ours),
+                mean=_mean_score(ours, mode),
+                teacher_mean=_mean_score([theirs[one.kind, one.task] for one in ours]),
+            )
+            found.append(share)
     return tuple(found)

@@ -67,18 +67,6 @@ def _distances(student: Vectors, teacher: Vectors) -> NDArray[np.float64]:
     return distances
 
 
-def _errors_by_text(
-    texts: Sequence[str], student: Vectors, teacher: Vectors, count: int
-) -> tuple[tuple[TextError, ...], tuple[TextError, ...]]:
-    """The texts with the smallest and with the largest distance, each with the most extreme first."""
-    distances, cosines = _distances(student, teacher), _paired_cosines(student, teacher)
-    ranked = [
-        TextError(text=texts[place], distance=float(distances[place]), cosine=float(cosines[place]))
-        for place in np.argsort(distances, kind="stable")
-    ]
-    return tuple(ranked[:count]), tuple(ranked[::-1][:count])
-
-
 def _roles_of(kinds: Sequence[Kind | None]) -> tuple[list[int], list[int]]:
     """Positions of the queries and of the documents; if there are none, other texts take their role."""
     queries = [place for place, kind in enumerate(kinds) if kind == "query"]
@@ -124,7 +112,11 @@ def measure_fidelity(
     their_queries, their_documents = theirs.query(asked), theirs.document(held)
     _check_same_width(our_queries, their_documents, f"{student.name} compared with {teacher.name}")
     both = np.vstack([our_queries, our_documents]), np.vstack([their_queries, their_documents])
-    closest, farthest = _errors_by_text([*asked, *held], *both, examples)
+    distances, cosines, texts = _distances(*both), _paired_cosines(*both), [*asked, *held]
+    ranked = [
+        TextError(text=texts[place], distance=float(distances[place]), cosine=float(cosines[place]))
+        for place in np.argsort(distances, kind="stable")
+    ]
     by = teacher.similarity
     truth = nearest(their_queries, their_documents, k, similarity=by)
     return Fidelity(
@@ -132,13 +124,13 @@ def measure_fidelity(
         teacher=teacher.name,
         queries=len(asked),
         documents=len(held),
-        cosine=float(_paired_cosines(*both).mean(dtype=np.float64)),
-        distance=float(_distances(*both).mean()),
+        cosine=float(cosines.mean(dtype=np.float64)),
+        distance=float(distances.mean()),
         k=k,
         agreement_asymmetric=top_agreement(truth, nearest(our_queries, their_documents, k, similarity=by)),
         agreement_standard=top_agreement(truth, nearest(our_queries, our_documents, k, similarity=by)),
-        closest=closest,
-        farthest=farthest,
+        closest=tuple(ranked[:examples]),
+        farthest=tuple(ranked[::-1][:examples]),
     )
 
 

@@ -30,7 +30,12 @@ _LEAST_TEXTS = 50
 _COMPARED = 32
 """Texts used to check whether the teacher built the index."""
 _SAME_MODEL = 0.98
-_GOOD, _FAIR = 0.8, 0.5
+_VERDICTS = (
+    (0.8, "It can encode the queries of this index without embedding any text again."),
+    (0.5, "It works on this index, with some different results; longer alignment helps."),
+    (0.0, "It is not in this index's vector space: align it on such texts with trundle align."),
+)
+"""From which agreement on each is true."""
 _DOCUMENTS = (
     "Rows stand in for queries here, but documents are not queries: name who made the index with --teacher "
     "and pass real queries with --queries FILE to know more."
@@ -50,7 +55,7 @@ class IndexCheck:
 
     index: str
     student: str
-    teacher: str | None
+    teacher: str | None = None
     texts: int
     """The number of sampled texts that were searched."""
     total: int
@@ -62,7 +67,7 @@ class IndexCheck:
     """Share of queries whose best result by the teacher is among the student's ten."""
     cosine: float
     """Mean cosine of the student's and the teacher's vectors of the same texts."""
-    built_by_teacher: float | None
+    built_by_teacher: float | None = None
     """Mean cosine of the teacher's vectors with the stored ones; None without a teacher."""
     rows: _RowScores | None = None
     """The same from rows of the index alone; None if they were not asked."""
@@ -80,13 +85,17 @@ class IndexCheck:
             f"Of the ten texts that {self.teacher or 'the stored vectors'} would retrieve, it retrieves "
             f"{10 * self.agreement:.1f}; the best one is among its ten for {self.first:.0%} of the queries.",
         ]
-        if self.agreement >= _GOOD:
-            lines.append("It can encode the queries of this index without embedding any text again.")
-        elif self.agreement >= _FAIR:
-            lines.append("It works on this index, with some different results; longer alignment helps.")
-        else:
-            lines.append("It is not in this index's vector space: align it on such texts with trundle align.")
-        lines += _of_rows(self.rows) if self.rows is not None else []
+        lines.append(next(verdict for least, verdict in _VERDICTS if self.agreement >= least))
+        if (rows := self.rows) is not None:
+            if rows.known_item is not None:
+                lines.append(
+                    f"Asked for {rows.known_items:,} rows by their title or first sentence, it has "
+                    f"{rows.known_item:.0%} of them among its ten."
+                )
+            for what, groups in (("length", rows.by_length), ("script", rows.by_script)):
+                if len(groups) > 1:
+                    each = (f"{one.name} {one.agreement:.3f} ({one.rows:,} rows)" for one in groups)
+                    lines.append(f"Agreement by {what}: {', '.join(each)}.")
         if self.teacher is None:
             lines.append(_DOCUMENTS)
         if self.built_by_teacher is not None and self.built_by_teacher < _SAME_MODEL:
@@ -139,7 +148,6 @@ def check_rows(
     return IndexCheck(
         index=rows.index,
         student=student.name,
-        teacher=None,
         texts=len(rows.texts),
         total=rows.total,
         queries=found.queries,
@@ -147,7 +155,6 @@ def check_rows(
         agreement=found.agreement,
         first=found.first,
         cosine=found.cosine,
-        built_by_teacher=None,
         rows=found,
     )
 
@@ -177,7 +184,6 @@ def check_queries(
         agreement=top_agreement(truth, found),
         first=float(np.mean((found == truth[:, :1]).any(axis=1))),
         cosine=_cosine(ours, theirs),
-        built_by_teacher=None,
     )
 
 
@@ -185,20 +191,6 @@ def _check_width(vectors: Vectors, rows: SearchedRows, name: str) -> None:
     if vectors.shape[1] != rows.vectors.shape[1]:
         stored = f"{rows.index} stores {rows.vectors.shape[1]}"
         raise BadInput(f"{name} returns vectors of width {vectors.shape[1]} and {stored}; align it first")
-
-
-def _of_rows(found: _RowScores) -> list[str]:
-    lines = []
-    if found.known_item is not None:
-        lines.append(
-            f"Asked for {found.known_items:,} rows by their title or first sentence, it has "
-            f"{found.known_item:.0%} of them among its ten."
-        )
-    for what, groups in (("length", found.by_length), ("script", found.by_script)):
-        if len(groups) > 1:
-            listed = ", ".join(f"{one.name} {one.agreement:.3f} ({one.rows:,} rows)" for one in groups)
-            lines.append(f"Agreement by {what}: {listed}.")
-    return lines
 
 
 def _cosine(ours: Vectors, theirs: Vectors) -> float:

@@ -104,9 +104,10 @@ def _clustering_measures(vectors: Vectors, labels: Sequence[str], *, seed: int) 
 
 def answer_measures(scores: Vectors, right: Sequence[float], classes: int) -> dict[str, float]:
     """Metrics of the highest score of each row as its class, or of the only score if there are no classes."""
-    if not classes:
-        return _number_measures(scores[:, 0], right)
-    return _class_measures(scores.argmax(axis=1).tolist(), right, classes)
+    if classes:
+        return _class_measures(scores.argmax(axis=1).tolist(), right, classes)
+    given, gold = scores[:, 0].astype(np.float64), np.asarray(right, dtype=np.float64)
+    return _correlations(given, gold) | {"distance": float(np.abs(given - gold).mean())}
 
 
 def _class_measures(answers: Sequence[float], right: Sequence[float], classes: int) -> dict[str, float]:
@@ -122,11 +123,3 @@ def _class_measures(answers: Sequence[float], right: Sequence[float], classes: i
         "f1": float(metrics.f1_score(right, answers, zero_division=0.0, **how)),
         "matthews": float(metrics.matthews_corrcoef(right, answers)),
     }
-
-
-def _number_measures(answers: ArrayLike, right: ArrayLike) -> dict[str, float]:
-    """Pearson and Spearman correlation, 0 if there is none, and the mean distance."""
-    given, gold = np.asarray(answers, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    found = _correlations(given, gold)
-    distance = float(np.abs(given - gold).mean())
-    return {"pearson": found["pearson"], "spearman": found["spearman"], "distance": distance}

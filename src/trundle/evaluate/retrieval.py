@@ -156,7 +156,12 @@ class _Collection:
             raise BadInput(f"{name} has no documents; add some")
         ids = sorted(documents, reverse=True)
         position = {document: place for place, document in enumerate(ids)}
-        own = [_own_document(query, queries, documents, by_query[query]) for query in asked]
+        own = [
+            query in documents
+            and by_query[query].get(query, 0) <= 0
+            and set(queries[query].casefold().split()) <= set(documents[query].casefold().split())
+            for query in asked
+        ]
         absent = sum(document not in position for query in asked for document in by_query[query])
         notes = (
             (len(queries) - len(asked), "queries without a positive judgement left out"),
@@ -193,14 +198,6 @@ class _Collection:
             for row, grades in zip(ranking.tolist(), self.grades, strict=True)
         ]
         return _ranking_measures(np.array(gains, dtype=np.float64), self.judged)
-
-
-def _own_document(
-    query: str, queries: Mapping[str, str], documents: Mapping[str, str], grades: Mapping[str, float]
-) -> bool:
-    if query not in documents or grades.get(query, 0) > 0:
-        return False
-    return set(queries[query].casefold().split()) <= set(documents[query].casefold().split())
 
 
 SENTENCES = (

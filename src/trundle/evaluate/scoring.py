@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePath
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trundle.embedder import Embedder, asymmetric
 from trundle.errors import BadInput
-from trundle.evaluate.tasks import _TASK_KINDS, Task, _RetrievalTask
+from trundle.evaluate.tasks import _TASK_KINDS, Task, _Scores
 from trundle.progress import SILENT, Progress
 from trundle.records import TRACKED, versions
 from trundle.teacher.targets import HeldOutVectors
@@ -23,25 +23,17 @@ _USED = (*TRACKED, "scipy", "mteb")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(_Scores):
     """One model on one task."""
 
     task: str
     kind: str
-    split: str
     mode: _Mode
     model: str
     documents: str | None
     """The model that encoded the documents, if it was another one."""
-    main: str
     score: float
-    measures: Mapping[str, float]
-    texts: int
     seconds: float
-    fingerprint: str
-    seed: int
-    settings: Mapping[str, Any]
-    note: str
     versions: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
@@ -82,19 +74,18 @@ def evaluate(
             score = scores.measures[scores.main]
             name = f"{PurePath(embedder.name).name}, {task.name} ({mode}, {scores.split})"
             progress.say(f"{name}: {scores.main} {score:.4f}")
-            results.append(
-                Result(
-                    **vars(scores),
-                    task=task.name,
-                    kind=task.kind,
-                    mode=mode,
-                    model=embedder.name,
-                    documents=teacher,
-                    score=score,
-                    seconds=seconds,
-                    versions=used,
-                )
+            result = Result(
+                **vars(scores),
+                task=task.name,
+                kind=task.kind,
+                mode=mode,
+                model=embedder.name,
+                documents=teacher,
+                score=score,
+                seconds=seconds,
+                versions=used,
             )
+            results.append(result)
     return results
 
 
@@ -117,7 +108,7 @@ def _mean_score(results: Sequence[Result], mode: _Mode = "standard") -> float:
 
 _EVERYTHING = "all"
 _MTEB = "mteb:"
-_CORPUS = "corpus.parquet"
+_CORPUS, _RETRIEVAL = "corpus.parquet", "retrieval"
 
 _TaskPath = tuple[str, Path]
 """The kind of a task, and its file or folder."""
@@ -151,7 +142,7 @@ def find_tasks(names: Sequence[str], root: str | Path | None = None, *, split: s
 
 
 def _of_kind(root: Path, kind: str) -> list[_TaskPath]:
-    if kind == _RetrievalTask.kind:
+    if kind == _RETRIEVAL:
         return [(kind, corpus.parent) for corpus in sorted((root / kind).glob(f"*/{_CORPUS}"))]
     return [(kind, path) for path in sorted((root / kind).glob("*.parquet"))]
 
@@ -167,7 +158,7 @@ def _listed(name: str, listing: Sequence[_TaskPath]) -> list[_TaskPath]:
         return [(kind, path) for kind, path in listing if kind == name]
     paths = [(kind, path) for kind, path in listing if name in (_label(path), f"{kind}/{_label(path)}")]
     if len(paths) > 1:
-        names = _either(f"{kind}/{name}" for kind, _ in paths)
+        names = " or ".join(f"{kind}/{name}" for kind, _ in paths)
         raise BadInput(f"{name} is the name of {len(paths)} tasks; use {names}")
     return paths
 
@@ -175,14 +166,16 @@ def _listed(name: str, listing: Sequence[_TaskPath]) -> list[_TaskPath]:
 def _at_path(path: Path) -> list[_TaskPath]:
     """The tasks at a path; the name of its folder is their kind."""
     if (path / _CORPUS).is_file():
-        return [(_RetrievalTask.kind, path)]
+        return [(_RETRIEVAL, path)]
     if path.is_dir() and path.name in _TASK_KINDS:
         return _of_kind(path.parent, path.name)
     if path.is_file():
         kind = path.absolute().parent.name
-        if kind not in _TASK_KINDS or kind == _RetrievalTask.kind:
-            kinds = _either(kind for kind in _TASK_KINDS if kind != _RetrievalTask.kind)
-            raise BadInput(f"{path} does not show its kind of task; put it in a folder named {kinds}")
+        kinds = [kind for kind in _TASK_KINDS if kind != _RETRIEVAL]
+        if kind not in kinds:
+            raise BadInput(
+                f"{path} does not show its kind of task; put it in a folder named {' or '.join(kinds)}"
+            )
         return [(kind, path)]
     return []
 
@@ -194,13 +187,7 @@ def _unknown(name: str, listing: Sequence[_TaskPath], root: Path | None) -> str:
     if name in _TASK_KINDS:
         return f"there are no tasks of the kind {name} in {root}; put their files into {root / name}"
     labels = [_label(path) for _, path in listing]
-    close = get_close_matches(
-        name, [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *_TASK_KINDS]
-    )
-    if close:
-        return f"{name} is not a task in {root}; did you mean {_either(close)}?"
+    known = [*labels, *(f"{kind}/{_label(path)}" for kind, path in listing), *_TASK_KINDS]
+    if close := get_close_matches(name, known):
+        return f"{name} is not a task in {root}; did you mean {' or '.join(close)}?"
     return f"{name} is not a task in {root}; there are {', '.join(labels) or 'none'}"
-
-
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(names)

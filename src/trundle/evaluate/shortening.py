@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -52,17 +53,12 @@ class _Ranges:
 
 def measure_ranges(blocks: Iterable[Vectors], teacher: str) -> _Ranges:
     """The ranges of vectors that come in blocks."""
-    lowest, highest, count = None, None, 0
-    for block in blocks:
-        low, high = block.min(axis=0), block.max(axis=0)
-        lowest = low if lowest is None else np.minimum(lowest, low)
-        highest = high if highest is None else np.maximum(highest, high)
-        count += len(block)
-    if lowest is None or highest is None:
+    ends = [(block.min(axis=0), block.max(axis=0), len(block)) for block in blocks]
+    if not ends:
         raise BadInput("there are no vectors to take ranges from; pass at least one")
-    return _Ranges(
-        lowest=lowest.astype(np.float32), highest=highest.astype(np.float32), vectors=count, teacher=teacher
-    )
+    lows, highs, counts = zip(*ends, strict=True)
+    lowest, highest = np.min(lows, axis=0).astype(np.float32), np.max(highs, axis=0).astype(np.float32)
+    return _Ranges(lowest=lowest, highest=highest, vectors=sum(counts), teacher=teacher)
 
 
 def read_ranges(folder: str | Path) -> _Ranges | None:
@@ -168,30 +164,24 @@ def _measure_inheritance(
 ) -> tuple[_ShortenedScore, ...]:
     """Score both models, and the student in the teacher's index, for each way to store vectors."""
     width = len(ranges.lowest)
-    ways = [
-        (size, precision) for size in sorted({width, *dimensions}, reverse=True) for precision in _PRECISIONS
-    ]
+    ways = list(product(sorted({width, *dimensions}, reverse=True), _PRECISIONS))
     rows: list[_ShortenedScore] = []
     with progress.task(f"shortened vectors, {student.name}", len(ways)) as advance:
         for size, precision in ways:
             theirs, ours = (_with_shortened(model, size, precision, ranges) for model in (teacher, student))
-            tasks = {
-                "teacher": score(theirs),
-                "asymmetric": score(asymmetric(ours, theirs)),
-                "student": score(ours),
-            }
+            models = {"teacher": theirs, "asymmetric": asymmetric(ours, theirs), "student": ours}
+            tasks = {who: score(model) for who, model in models.items()}
             means = {who: sum(found.values()) / len(found) for who, found in tasks.items()}
             full = rows[0].scores if rows else means
-            rows.append(
-                _ShortenedScore(
-                    dimensions=size,
-                    precision=precision,
-                    bytes=_bytes_of(size, precision),
-                    scores=means,
-                    kept={who: mean / full[who] if full[who] else None for who, mean in means.items()},
-                    tasks=tasks,
-                )
+            row = _ShortenedScore(
+                dimensions=size,
+                precision=precision,
+                bytes=_bytes_of(size, precision),
+                scores=means,
+                kept={who: mean / full[who] if full[who] else None for who, mean in means.items()},
+                tasks=tasks,
             )
+            rows.append(row)
             advance(1)
     return tuple(rows)
 
@@ -213,9 +203,8 @@ def _inherited(
         names = ", ".join(task.name for task in chosen)
         measured[f"mean of {names}" if len(chosen) > 1 else names] = _by_tasks(chosen)
     if texts:
-        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = _by_agreement(
-            theirs, *queries_and_documents(texts)
-        )
+        by_agreement = _by_agreement(theirs, *queries_and_documents(texts))
+        measured[f"agreement@{AGREEMENT_AT} with whole vectors of the teacher"] = by_agreement
     ranges = shorten.ranges.get(model.name)
     if ranges is not None:
         calibration = f"{ranges.vectors:,} training vectors of the teacher, kept with the model"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -111,23 +112,22 @@ class _FileTask:
 
 @dataclass(frozen=True, kw_only=True)
 class _SentencePairTask(_FileTask):
-    """Sentence pairs with a number each."""
+    """Sentence pairs with a similarity score, or labelled 1 or 0."""
 
-    kind: ClassVar[str]
-    column: ClassVar[str]
-    main: ClassVar[str]
+    kind: Literal["sts", "pairs"]
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """Compare the cosine of each pair with its number."""
-        table = _read_columns(self.path, ("sentence1", "sentence2", self.column), ("split",))
+        """Spearman correlation of cosine with the score, or its average precision for the label."""
+        column = "score" if self.kind == "sts" else "label"
+        table = _read_columns(self.path, ("sentence1", "sentence2", column), ("split",))
         rows, split, note = _choose_split(table, self.split, self.path)
         left, right = _texts_of(rows, "sentence1", self.path), _texts_of(rows, "sentence2", self.path)
-        numbers = _numbers_of(rows, self.column, self.path)
+        numbers = _numbers_of(rows, column, self.path)
         if self.kind == "pairs" and set(numbers) != {0, 1}:
             raise BadInput(f"the labels of {self.path} ({split}) must be 0 and 1; they are {set(numbers)}")
         measure = metrics._pair_measures if self.kind == "pairs" else metrics._similarity_measures
         return _Scores(
-            main=self.main,
+            main="ap" if self.kind == "pairs" else "spearman",
             measures=measure(embedder.text(left), embedder.text(right), numbers),
             split=split,
             texts=len({*left, *right}),
@@ -138,29 +138,10 @@ class _SentencePairTask(_FileTask):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SimilarityTask(_SentencePairTask):
-    """Sentence pairs with a similarity score: Spearman correlation of cosine with it."""
-
-    kind: ClassVar[str] = "sts"
-    column: ClassVar[str] = "score"
-    main: ClassVar[str] = "spearman"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PairTask(_SentencePairTask):
-    """Sentence pairs labelled 1 or 0: average precision of cosine."""
-
-    kind: ClassVar[str] = "pairs"
-    column: ClassVar[str] = "label"
-    main: ClassVar[str] = "ap"
-
-
-@dataclass(frozen=True, kw_only=True)
 class _ClassificationTask(_FileTask):
     """Labelled texts: accuracy of a linear classifier trained on a few vectors of each label."""
 
-    kind: ClassVar[str] = "classification"
+    kind = "classification"
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """Accuracy of few-shot logistic regression; only the sampled training texts are encoded."""
@@ -174,17 +155,16 @@ class _ClassificationTask(_FileTask):
         samples = metrics._few_shot_samples(train_labels, seed=seed)
         sampled = sorted(set().union(*samples))
         place = {row: position for position, row in enumerate(sampled)}
+        places = [[place[row] for row in sample] for sample in samples]
+        shots, labels = [train_texts[row] for row in sampled], [train_labels[row] for row in sampled]
+        train_vectors, test_vectors = embedder.text(shots), embedder.text(test_texts)
         return _Scores(
             main="accuracy",
             measures=metrics._classification_measures(
-                embedder.text([train_texts[row] for row in sampled]),
-                [train_labels[row] for row in sampled],
-                embedder.text(test_texts),
-                test_labels,
-                [[place[row] for row in sample] for sample in samples],
+                train_vectors, labels, test_vectors, test_labels, places
             ),
             split=split,
-            texts=len({*test_texts, *(train_texts[row] for row in sampled)}),
+            texts=len({*test_texts, *shots}),
             fingerprint=fingerprint([train_texts, train_labels, test_texts, test_labels]),
             seed=seed,
             settings={
@@ -197,11 +177,10 @@ class _ClassificationTask(_FileTask):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class _ClusteringTask(_FileTask):
     """Labelled texts: V-measure of clusters of their vectors."""
 
-    kind: ClassVar[str] = "clustering"
+    kind = "clustering"
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """V-measure of mini-batch k-means."""
@@ -222,12 +201,11 @@ class _ClusteringTask(_FileTask):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class _RetrievalTask(_FileTask):
     """A folder of corpus, queries and judgements."""
 
-    kind: ClassVar[str] = "retrieval"
-    has_documents: ClassVar[bool] = True
+    kind = "retrieval"
+    has_documents = True
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """nDCG@10 of a search by cosine."""
@@ -235,8 +213,8 @@ class _RetrievalTask(_FileTask):
         return _retrieval_scores(collection, embedder, split=split, seed=seed, note=note)
 
     def read(self) -> tuple[_Collection, str, str]:
-        corpus_file, query_file = self.path / "corpus.parquet", self.path / "queries.parquet"
-        judgement_file = self.path / "qrels.parquet"
+        names = ("corpus.parquet", "queries.parquet", "qrels.parquet")
+        corpus_file, query_file, judgement_file = (self.path / name for name in names)
         judgements = _read_columns(judgement_file, ("query-id", "corpus-id", "score"), ("split",))
         judgements, split, note = _choose_split(judgements, self.split, judgement_file)
         queries = _read_columns(query_file, ("_id", "text"), ("split",))
@@ -247,20 +225,13 @@ class _RetrievalTask(_FileTask):
         corpus = _read_columns(corpus_file, ("_id", "text"), ("title",))
         documents = _texts_of(corpus, "text", corpus_file)
         if "title" in corpus.column_names:
-            titles = (title or "" for title in corpus["title"].to_pylist())
-            documents = [f"{title} {text}".strip() for title, text in zip(titles, documents, strict=True)]
-        collection = _Collection.build(
-            _by_id(_texts_of(queries, "_id", query_file), _texts_of(queries, "text", query_file), query_file),
-            _by_id(_texts_of(corpus, "_id", corpus_file), documents, corpus_file),
-            zip(
-                _texts_of(judgements, "query-id", judgement_file),
-                _texts_of(judgements, "corpus-id", judgement_file),
-                _numbers_of(judgements, "score", judgement_file),
-                strict=True,
-            ),
-            str(self.path),
-        )
-        return collection, split, note
+            titled = zip(corpus["title"].to_pylist(), documents, strict=True)
+            documents = [f"{title or ''} {text}".strip() for title, text in titled]
+        asked = _by_id(queries, _texts_of(queries, "text", query_file), query_file)
+        ids = (_texts_of(judgements, f"{kind}-id", judgement_file) for kind in ("query", "corpus"))
+        grades = zip(*ids, _numbers_of(judgements, "score", judgement_file), strict=True)
+        held = _by_id(corpus, documents, corpus_file)
+        return _Collection.build(asked, held, grades, str(self.path)), split, note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,26 +248,31 @@ class KnownItemTask:
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """nDCG@10 of a search by cosine."""
-        queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(q for q, _ in self.pairs))}
-        documents = {text: f"d{place}" for place, text in enumerate(dict.fromkeys(d for _, d in self.pairs))}
-        collection = _Collection.build(
-            {key: text for text, key in queries.items()},
-            {key: text for text, key in documents.items()},
-            ((queries[query], documents[document], 1) for query, document in self.pairs),
-            self.name,
+        queries, documents = (
+            {
+                text: f"{side}-{number}"
+                for number, text in enumerate(dict.fromkeys(pair[side] for pair in self.pairs))
+            }
+            for side in (0, 1)
         )
+        judgements = ((queries[query], documents[document], 1) for query, document in self.pairs)
+        asked, held = ({key: text for text, key in keys.items()} for keys in (queries, documents))
+        collection = _Collection.build(asked, held, judgements, self.name)
         return _retrieval_scores(collection, embedder, split=_ALL_ROWS, seed=seed, note="")
 
 
 _TASK_KINDS: Mapping[str, Callable[..., Task]] = {
-    task.kind: task
-    for task in (_SimilarityTask, _RetrievalTask, _ClassificationTask, _ClusteringTask, _PairTask)
+    "sts": partial(_SentencePairTask, kind="sts"),
+    "retrieval": _RetrievalTask,
+    "classification": _ClassificationTask,
+    "clustering": _ClusteringTask,
+    "pairs": partial(_SentencePairTask, kind="pairs"),
 }
 
 
-def _by_id(ids: Iterable[str], texts: Iterable[str], path: Path) -> dict[str, str]:
+def _by_id(table: pa.Table, texts: Iterable[str], path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for key, text in zip(ids, texts, strict=True):
+    for key, text in zip(_texts_of(table, "_id", path), texts, strict=True):
         if key in found:
             raise BadInput(f"{path} has the id {key!r} twice; use every id once")
         found[key] = text
