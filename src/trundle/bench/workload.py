@@ -16,7 +16,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
+from operator import add
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,21 +97,19 @@ def _cut(words: Iterator[str], counts: Iterable[int]) -> tuple[str, ...]:
 
 def _given_words(texts: Iterable[str]) -> Iterator[str]:
     """The words of the user's texts, repeated without end."""
+
+    def split(text: object) -> Iterator[str]:
+        if not isinstance(text, str):
+            raise BadInput(f"a text is a {type(text).__name__}, not a string; convert it first")
+        for word in text.split():
+            length = len(word) if len(word) <= _LONGEST_WORD else _PIECE
+            yield from (word[start : start + length] for start in range(0, len(word), length))
+
     enough = _SHORT_TEXTS * max(_SHORT_WORDS) + _LONG_TEXTS * max(_LONG_WORDS)
-    words = list(islice((word for text in texts for word in _split(text)), enough))
+    words = list(islice(chain.from_iterable(map(split, texts)), enough))
     if not words:
         raise BadInput("the texts hold no words; pass at least one sentence, or no texts at all")
     return cycle(words)
-
-
-def _split(text: object) -> Iterator[str]:
-    if not isinstance(text, str):
-        raise BadInput(f"a text is a {type(text).__name__}, not a string; convert it first")
-    for word in text.split():
-        if len(word) <= _LONGEST_WORD:
-            yield word
-        else:
-            yield from (word[start : start + _PIECE] for start in range(0, len(word), _PIECE))
 
 
 def _invented_words() -> Iterator[str]:
@@ -135,8 +134,10 @@ class _Machine:
 
 def this_machine() -> _Machine:
     """The machine this process runs on."""
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
     return _Machine(
-        cpu=_cpu_name(),
+        cpu=named[1] if named else platform.processor() or platform.machine(),
         cores=os.cpu_count() or 1,
         usable_cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -162,12 +163,6 @@ def _other_cores(before: _CpuClock, after: _CpuClock) -> float | None:
     if machine is None or later_machine is None:
         return None
     return max(0.0, ((later_machine - machine) - (later_own - own)) / (later - wall))
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
-    return found[1] if found else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,13 +300,10 @@ def rows(result: BenchResult) -> list[tuple[str, ...]]:
     titles = (names[figures.model] + engine for figures, engine in zip(result.models, engines, strict=True))
     table = [("", *titles)]
     for label, (field, write) in _TABLE.items():
-        cells = [_cell(getattr(first, field), write)]
-        for figures in result.models[1:]:
-            times = _ratio(figures, first, field)
-            cells.append(
-                _cell(getattr(figures, field), write) + ("" if times is None else f" ({times:.2f}×)")
-            )
-        table.append((label, *cells))
+        cells = [_cell(getattr(figures, field), write) for figures in result.models]
+        ratios = [_ratio(figures, first, field) for figures in result.models[1:]]
+        shown = ["", *("" if times is None else f" ({times:.2f}×)" for times in ratios)]
+        table.append((label, *map(add, cells, shown)))
     return table
 
 

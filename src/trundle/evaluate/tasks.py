@@ -248,13 +248,8 @@ class KnownItemTask:
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
         """nDCG@10 of a search by cosine."""
-        queries, documents = (
-            {
-                text: f"{side}-{number}"
-                for number, text in enumerate(dict.fromkeys(pair[side] for pair in self.pairs))
-            }
-            for side in (0, 1)
-        )
+        queries = {text: f"q{number}" for number, text in enumerate(dict.fromkeys(q for q, _ in self.pairs))}
+        documents = {text: f"d{place}" for place, text in enumerate(dict.fromkeys(d for _, d in self.pairs))}
         judgements = ((queries[query], documents[document], 1) for query, document in self.pairs)
         asked, held = ({key: text for text, key in keys.items()} for keys in (queries, documents))
         collection = _Collection.build(asked, held, judgements, self.name)

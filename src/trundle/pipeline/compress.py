@@ -65,7 +65,10 @@ def run_recipe(request: Request, recipe: Recipe) -> Run:
     writes = is_first() and not request.dry_run
     compares = request.compare and vectors and writes
     fidelity = compare_held_out(teacher, student, request) if compares else None
-    judged = _judge(made, before, student) if made.evaluators and writes else {}
+    judged: dict[str, tuple[float, float]] = {}
+    for score in made.evaluators if writes else ():
+        old, new = score(before), score(student)
+        judged |= {name: (old[name], new[name]) for name in old}
     siblings: list[_Sibling] = []
     paired = None
     if request.target is not None and is_first():
@@ -207,11 +210,6 @@ def _apply(
     )
 
 
-def _judge(made: _Results, before: Embedder, student: Embedder) -> dict[str, tuple[float, float]]:
-    scores = [(score(before), score(student)) for score in made.evaluators]
-    return {name: (old[name], new[name]) for old, new in scores for name in old}
-
-
 def _lineage(
     request: Request,
     made: _Results,
@@ -309,10 +307,5 @@ def _compared(fidelity: Fidelity | None) -> dict[str, int]:
 
 
 def _headline(fidelity: Fidelity) -> dict[str, float]:
-    return QualityScores(
-        k=fidelity.k,
-        cosine=fidelity.cosine,
-        distance=fidelity.distance,
-        agreement_asymmetric=fidelity.agreement_asymmetric,
-        agreement_standard=fidelity.agreement_standard,
-    ).as_scores(fidelity.teacher)
+    names = ("k", "cosine", "distance", "agreement_asymmetric", "agreement_standard")
+    return QualityScores(**{name: getattr(fidelity, name) for name in names}).as_scores(fidelity.teacher)

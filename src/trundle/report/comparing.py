@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trundle.evaluate.fidelity import TextError
-from trundle.report.contents import _Projection, _Report, _RunRecord, _SampleSearch, _TopDocuments
+from trundle.report.contents import _Report, _RunRecord, _SampleSearch, _TopDocuments
 from trundle.report.markup import (
     _around,
     _Axis,
@@ -51,14 +51,11 @@ def _task_scores(report: _Report) -> str:
         heading += [run.name, "share"]
         heading += [f"{run.name} → teacher", "share"] if both[run.name] else []
     rows: list[tuple[str, ...]] = [tuple(heading)]
-    for place, first in enumerate(report.of(runs[0]).tasks):
+    for first, *others in zip(*(report.of(run).tasks for run in runs), strict=True):
         line = [first.task, first.measure, f"{100 * first.teacher:.1f}"]
-        for run in runs:
-            task = report.of(run).tasks[place]
-            scores = [task.standard]
-            if both[run.name]:
-                scores.append(task.standard if task.asymmetric is None else task.asymmetric)
-            for score in scores:
+        for run, task in zip(runs, [first, *others], strict=True):
+            there = task.standard if task.asymmetric is None else task.asymmetric
+            for score in (task.standard, there)[: 1 + both[run.name]]:
                 line += [f"{100 * score:.1f}", _percent(score / task.teacher if task.teacher else None)]
         rows.append(tuple(line))
     note = "Share: of the teacher's own score."
@@ -112,38 +109,33 @@ def _precisions(number: int, name: str, found: Inheritance) -> str:
 
 def _projections(report: _Report) -> str:
     """Plot teacher and student vectors of the same texts, each pair joined by a line."""
-    found = [
-        (number, run.name, projection)
-        for number, run in enumerate(report.runs)
-        if (projection := report.of(run).projection) is not None
-    ]
-    if not found:
+    shown = [found for run in report.runs if (found := report.of(run).projection) is not None]
+    if not shown:
         return ""
-    first = found[0][2]
+    first = shown[0]
     lead = (
         "Vectors of the same texts by teacher (ring) and student (dot), joined by a line. Point at a dot to "
         f"read its text. {len(first.texts)} texts; the two dimensions show {_percent(first.shown)} of the "
         "variance of the teacher's vectors, so close vectors here can be distant in the full space."
     )
-    return _paragraph(lead) + _grid([_two_dimensions(*each) for each in found])
-
-
-def _two_dimensions(number: int, name: str, found: _Projection) -> str:
-    both = [*found.teacher, *found.student]
-    left, right = _around([x for x, _ in both], room=0.04)
-    low, high = _around([y for _, y in both], room=0.04)
-    plot = _Plot(
-        f"{name}: vectors of {len(found.texts)} texts by teacher and student",
-        _Axis("first principal direction of the teacher's vectors", left, right),
-        _Axis("second principal direction", low, high),
-        height=400,
-    )
-    for theirs, ours in zip(found.teacher, found.student, strict=True):
-        plot.link(theirs, ours, f"link {_colour(number)}")
-    for theirs, ours, text in zip(found.teacher, found.student, found.texts, strict=True):
-        plot.dot(theirs, "ring", size=3.2)
-        plot.dot(ours, f"{_colour(number)} fine", size=3.2, says=text, stop=False)
-    return _figure(plot.svg(), heading=name)
+    figures = []
+    for number, run in enumerate(report.runs):
+        if (found := report.of(run).projection) is None:
+            continue
+        ends = [_around(values, room=0.04) for values in zip(*found.teacher, *found.student, strict=True)]
+        plot = _Plot(
+            f"{run.name}: vectors of {len(found.texts)} texts by teacher and student",
+            _Axis("first principal direction of the teacher's vectors", *ends[0]),
+            _Axis("second principal direction", *ends[1]),
+            height=400,
+        )
+        for theirs, ours in zip(found.teacher, found.student, strict=True):
+            plot.link(theirs, ours, f"link {_colour(number)}")
+        for theirs, ours, text in zip(found.teacher, found.student, found.texts, strict=True):
+            plot.dot(theirs, "ring", size=3.2)
+            plot.dot(ours, f"{_colour(number)} fine", size=3.2, says=text, stop=False)
+        figures.append(_figure(plot.svg(), heading=run.name))
+    return _paragraph(lead) + _grid(figures)
 
 
 def _extreme_texts(report: _Report) -> str:
@@ -168,26 +160,20 @@ def _searches(report: _Report) -> str:
     """Show the first ten documents of each query in three modes, one query at a time."""
     blocks = []
     for run in report.runs:
-        queries = []
-        for number, one in enumerate(report.of(run).searches, start=1):
-            shared = f"{_shared(one, one.asymmetric)}/{len(one.teacher.documents)}"
-            name = f"{number}. {_one_line(one.query, 90)} ({shared})"
-            queries.append((name, _search_results(report, one)))
-        if queries:
+        found = enumerate(report.of(run).searches, start=1)
+        if queries := [_search_results(report, number, one) for number, one in found]:
             blocks.append((run.name, _choice("Query", queries)))
     lead = "✓ marks a document in the teacher's top ten, with its rank there; the figure is the cosine."
     return _paragraph(lead) + _choice("Run", blocks) if blocks else ""
 
 
-def _shared(one: _SampleSearch, found: _TopDocuments) -> int:
-    return len(set(one.teacher.documents) & set(found.documents))
-
-
-def _search_results(report: _Report, one: _SampleSearch) -> str:
-    columns = []
+def _search_results(report: _Report, number: int, one: _SampleSearch) -> tuple[str, str]:
+    """Return the name of a search, and its results."""
+    columns, best = [], len(one.teacher.documents)
+    shared = {key: len({*one.teacher.documents} & {*getattr(one, key).documents}) for key in _MODES}
     for key, (name, about) in _MODES.items():
         found: _TopDocuments = getattr(one, key)
-        same = "" if key == "teacher" else f" · {_shared(one, found)} of {len(one.teacher.documents)}"
+        same = "" if key == "teacher" else f" · {shared[key]} of {best}"
         items = []
         for place, cosine in zip(found.documents, found.cosines, strict=True):
             rank = one.teacher.documents.index(place) + 1 if place in one.teacher.documents else 0
@@ -197,7 +183,8 @@ def _search_results(report: _Report, one: _SampleSearch) -> str:
             items.append(f'<li class="{"shared" if rank else "other"}">{figure}{text}</li>')
         heading = f'<h4>{name}{same}</h4><p class="note">{about}</p>'
         columns.append(f'<div>{heading}<ol class="found">{"".join(items)}</ol></div>')
-    return f'<blockquote>{escape(one.query)}</blockquote><div class="three">{"".join(columns)}</div>'
+    name = f"{number}. {_one_line(one.query, 90)} ({shared['asymmetric']}/{best})"
+    return name, f'<blockquote>{escape(one.query)}</blockquote><div class="three">{"".join(columns)}</div>'
 
 
 def _recipes(report: _Report) -> str:
@@ -209,8 +196,12 @@ def _recipe(run: _RunRecord) -> str:
     for step in run.steps:
         begins = f'<li class="model">{escape(step.begins_from)}</li>' if step.begins_from != before else ""
         before = step.begins_from
-        facts = _facts(step.facts)
-        below = f'<span class="note">{escape(facts)}</span>' if facts else ""
+        facts = [
+            f"{key.replace('_', ' ')} {_one_line(shown, 160)}"
+            for key, value in step.facts.items()
+            if (shown := _fact(value))
+        ]
+        below = f'<span class="note">{escape(", ".join(facts))}</span>' if facts else ""
         items.append(f"{begins}<li><b>{escape(step.step)}</b> <span>{escape(step.says)}</span>{below}</li>")
     items.append(f'<li class="model">{escape(run.name)}</li>')
     parts = ", ".join(f"{part} {_count(value)}" for part, value in run.parts.items() if value)
@@ -236,14 +227,10 @@ def _recipe(run: _RunRecord) -> str:
     )
 
 
-def _facts(facts: Mapping[str, Any]) -> str:
-    parts = []
-    for key, value in facts.items():
-        number = "," if isinstance(value, int) else ",.4g"
-        shown = f"{value:{number}}" if isinstance(value, int | float) else str(value)
-        if value not in (None, "", [], {}):
-            parts.append(f"{key.replace('_', ' ')} {_one_line(shown, 160)}")
-    return ", ".join(parts)
+def _fact(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return str(value) if value not in (None, "", [], {}) else ""
 
 
 def _usage(report: _Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import accumulate
 
 from trundle.records import NEUTRAL, CandidateRecord, GradientAlignment, PlanningRecord, PrunedMatrix
 from trundle.report.contents import _Coverage, _Point, _Report, _RunRecord, _TokenCurve
@@ -40,9 +41,8 @@ def _planning(report: _Report) -> str:
 
 def _search(number: int, plan: PlanningRecord) -> str:
     size, parameters, time = (plan.budget.get(key) for key in ("bytes", "parameters", "milliseconds"))
-    limits = [_megabytes(size)] if size else []
-    limits += [f"{_count(parameters)} parameters"] if parameters else []
-    limits += [f"{_milliseconds(time)} per query"] if time else []
+    given = (size, _megabytes(size)), (parameters, f"{_count(parameters)} parameters")
+    limits = [shown for limit, shown in (*given, (time, f"{_milliseconds(time)} per query")) if limit]
     tried = [one for one in plan.candidates if one.rungs]
     rungs = sum(len(one.rungs) for one in tried)
     candidates = _numbered(len(plan.candidates), "candidate was", "candidates were")
@@ -73,11 +73,10 @@ def _candidates(plan: PlanningRecord) -> str:
     shown = [one for one in ordered if one.rungs or one.name == plan.chosen]
     rest = [one for one in ordered if one not in shown]
     heading = ("candidate", "outcome", "parameters", "weights", "one query")
-    rows: list[tuple[str, ...]] = [(*heading, "short trainings", "distance")]
-    for one in shown:
-        distance = _thousandths(one.rungs[-1].distance if one.rungs else None)
-        rows.append((*row(one), str(len(one.rungs)), distance))
-    tried = _table(rows, texts=(0, 1), bold=[0] if shown and shown[0].name == plan.chosen else [])
+    distances = [_thousandths(one.rungs[-1].distance if one.rungs else None) for one in shown]
+    rows = [(*row(one), str(len(one.rungs)), last) for one, last in zip(shown, distances, strict=True)]
+    bold = [0] if shown and shown[0].name == plan.chosen else []
+    tried = _table([(*heading, "short trainings", "distance"), *rows], texts=(0, 1), bold=bold)
     if not rest:
         return tried
     others = _table([heading, *map(row, rest)], texts=(0, 1))
@@ -96,10 +95,8 @@ def _halving(number: int, plan: PlanningRecord, tried: list[CandidateRecord]) ->
     for one in sorted(tried, key=lambda one: one.name == plan.chosen):
         chosen = one.name == plan.chosen
         kind = _colour(number) if chosen else "quiet"
-        spent, points = 0, []
-        for rung in one.rungs:
-            spent += rung.steps
-            points.append((spent, rung.distance))
+        steps = accumulate(rung.steps for rung in one.rungs)
+        points = [(spent, rung.distance) for spent, rung in zip(steps, one.rungs, strict=True)]
         if len(points) > 1:
             plot.line(points, f"{kind} {'thick' if chosen else ''}")
         for rung, point in zip(one.rungs, points, strict=True):
@@ -192,15 +189,14 @@ _LIGHT_TEXT = 0.55
 
 
 def _pruned_weights(report: _Report) -> str:
-    return _choice("Run", [(run.name, _pruned(run)) for run in report.runs if run.pruned])
-
-
-def _pruned(run: _RunRecord) -> str:
-    weights, kept = sum(one.weights for one in run.pruned), sum(one.kept for one in run.pruned)
-    lead = f"{_percent(kept / weights)} of {weights:,} weights in these matrices are kept"
-    picture = _figure(f'<div class="wide map" tabindex="0">{_kept_map(run.pruned)}</div>')
-    bars = "" if run.alignment is None else _gradient_bars(run.alignment)
-    return _paragraph(f"{lead}; darker cells keep more.") + picture + bars
+    blocks = []
+    for run in (run for run in report.runs if run.pruned):
+        weights, kept = sum(one.weights for one in run.pruned), sum(one.kept for one in run.pruned)
+        lead = f"{_percent(kept / weights)} of {weights:,} weights in these matrices are kept"
+        picture = _figure(f'<div class="wide map" tabindex="0">{_kept_map(run.pruned)}</div>')
+        bars = "" if run.alignment is None else _gradient_bars(run.alignment)
+        blocks.append((run.name, _paragraph(f"{lead}; darker cells keep more.") + picture + bars))
+    return _choice("Run", blocks)
 
 
 def _gradient_bars(found: GradientAlignment) -> str:
@@ -261,13 +257,9 @@ def _kept_map(pruned: tuple[PrunedMatrix, ...]) -> str:
 def _training_curves(report: _Report) -> str:
     """Draw loss and validation of each method that trains, all runs in one plot."""
     figures = []
+    runs = [(number, run, one) for number, run in enumerate(report.runs) for one in run.trainings if one.loss]
     for step in ("align", "contrast"):
-        found = [
-            (number, run, training)
-            for number, run in enumerate(report.runs)
-            for training in run.trainings
-            if training.step == step and training.loss
-        ]
+        found = [each for each in runs if each[2].step == step]
         if not found:
             continue
         lines = [(number, run, True, training.validation) for number, run, training in found]

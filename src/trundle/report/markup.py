@@ -106,19 +106,15 @@ def _byte_unit(value: float) -> tuple[float, str]:
 
 def _megabytes(value: float | None) -> str:
     """A size in bytes; 1 MB is a million bytes."""
-    if value is None:
-        return _NOTHING
-    size, unit = _byte_unit(value)
-    return f"{_short(value / size)} {unit}"
+    size, unit = _byte_unit(value or 0)
+    return _NOTHING if value is None else f"{_short(value / size)} {unit}"
 
 
 def _count(value: float | None) -> str:
     """A number of parameters or tokens."""
-    if value is None:
-        return _NOTHING
-    if value >= 1e9:
-        return f"{_short(value / 1e9)}B"
-    return f"{_short(value / 1e6)}M" if value >= 1e6 else f"{value:,.0f}"
+    if value is None or value < 1e6:
+        return _NOTHING if value is None else f"{value:,.0f}"
+    return f"{_short(value / 1e9)}B" if value >= 1e9 else f"{_short(value / 1e6)}M"
 
 
 def _numbered(number: int, one: str, many: str) -> str:

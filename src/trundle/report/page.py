@@ -139,8 +139,7 @@ def _notes(report: _Report) -> str:
     """Say how the figures were measured."""
     notes = []
     qualities = _qualities(report)
-    if qualities:
-        on = sorted({quality.measured for quality in qualities})
+    if on := sorted({quality.measured for quality in qualities}):
         notes.append(f"Quality was measured on {'; or on '.join(on)}.")
     if any(quality.agreement_asymmetric is not None for quality in qualities):
         k = qualities[0].k
@@ -185,11 +184,12 @@ def _scatter(report: _Report, metric: str, *, by_size: bool) -> str | None:
     top = max(1.0, *(y for _, y in places))
     digits = 0 if bottom < _FINE else 1
     label = _METRICS[metric]
+    name, write_tick = (
+        ("size of the weights", _tick_bytes) if by_size else ("time for one query", "{:g} ms".format)
+    )
     plot = _Plot(
         f"{label}, against {'size' if by_size else 'time'}",
-        _Axis("size of the weights (log scale)", low, high, log=True, write=_tick_bytes)
-        if by_size
-        else _Axis("time for one query (log scale)", low, high, log=True, write=lambda v: f"{v:g} ms"),
+        _Axis(f"{name} (log scale)", low, high, log=True, write=write_tick),
         _Axis(label, bottom, top + 0.06 * (top - bottom), write=lambda v: f"{100 * v:.{digits}f}%"),
     )
     plot.level(1.0, "whole")

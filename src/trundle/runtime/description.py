@@ -102,7 +102,12 @@ def _has_graphs(folder: Path) -> bool:
 
 def read_weights(folder: Path) -> tuple[str, dict[str, list[int]]]:
     """A digest of the torch weights and tokenizers in a folder, and the state of their files."""
-    files = [file for file in sorted(folder.rglob("*")) if _is_weights(file.relative_to(folder))]
+    files = []
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        exported = name.parts[0] in SIDES or any(part.startswith(".") for part in name.parts)
+        if not exported and (file.suffix == ".safetensors" or file.name == "tokenizer.json"):
+            files.append(file)
     if not any(file.suffix == ".safetensors" for file in files):
         return "", {}
     states = {str(file.relative_to(folder)): _state(file) for file in files}
@@ -124,12 +129,6 @@ def _check_weights(folder: Path, description: Description) -> None:
     if now and now != description.weights:
         changed = f"the weights or the tokenizer in {home} have changed since its graphs were exported"
         raise BadModel(f"{changed}; export them again: trundle export {home} --force")
-
-
-def _is_weights(name: Path) -> bool:
-    if name.parts[0] in SIDES or any(part.startswith(".") for part in name.parts):
-        return False  # written by an export
-    return name.suffix == ".safetensors" or name.name == "tokenizer.json"
 
 
 def _state(file: Path) -> list[int]:

@@ -176,7 +176,14 @@ def _finished(model: _OneModel, vectors: Vectors, dimensions: int | None, output
     signs, eight per byte, in the layout of sentence-transformers' `binary`.
     """
     _check_output(output)
-    short = _truncated(vectors, dimensions, normalise=model.description.normalised)
+    short = vectors
+    if dimensions is not None and dimensions != vectors.shape[1]:
+        if not 1 <= dimensions < vectors.shape[1]:
+            raise BadInput(f"dimensions is {dimensions}; choose 1 to {vectors.shape[1]}")
+        short = np.ascontiguousarray(vectors[:, :dimensions])
+        if model.description.normalised:
+            lengths = np.linalg.norm(short, axis=1, keepdims=True)
+            short = np.asarray(short / np.maximum(lengths, _TINY), dtype=np.float32)
     if output == "int8":
         largest = np.maximum(np.abs(short).max(axis=1, keepdims=True), _TINY)
         return np.asarray(np.rint(short * (127 / largest)), dtype=np.int8)
@@ -188,13 +195,3 @@ def _finished(model: _OneModel, vectors: Vectors, dimensions: int | None, output
 def _check_output(output: str) -> None:
     if output not in get_args(Output):
         raise BadInput(f"vectors can't be {output!r}; choose one of {', '.join(get_args(Output))}")
-
-
-def _truncated(vectors: Vectors, dimensions: int | None, *, normalise: bool) -> Vectors:
-    if dimensions is None or dimensions == vectors.shape[1]:
-        return vectors
-    if not 1 <= dimensions < vectors.shape[1]:
-        raise BadInput(f"dimensions is {dimensions}; choose 1 to {vectors.shape[1]}")
-    short = np.ascontiguousarray(vectors[:, :dimensions])
-    lengths = np.maximum(np.linalg.norm(short, axis=1, keepdims=True), _TINY) if normalise else 1
-    return np.asarray(short / lengths, dtype=np.float32)

@@ -42,7 +42,8 @@ _SHOWN = 10
 _LONGEST = 700
 _SHORTEST = 12
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
-_SENTENCE = re.compile(r"(?<=[.!?…])\s+")
+_PIECE = re.compile(" ?({0}\\Z|{0}(?<=[.!?…])(?= )|{0}(?= )|{0})".format(f".{{1,{_LONGEST}}}"))
+"""A part of a paragraph: what is left of it, or up to the last sentence or word that fits, or as much as fits."""
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -145,19 +146,13 @@ class _Playground:
             vector, milliseconds = encoded[queries.name]
             started = time.perf_counter()
             nearest = _nearest_passages(vector, collection.vectors.get(documents.name, []), ready)
-            columns.append(
-                {
-                    "way": way,
-                    "queries": queries.name,
-                    "documents": documents.name,
-                    "encode_ms": milliseconds,
-                    "search_ms": 1000 * (time.perf_counter() - started),
-                    "results": [
-                        {"place": place, "text": collection.passages[place], "score": score}
-                        for place, score in nearest
-                    ],
-                }
-            )
+            models = {"way": way, "queries": queries.name, "documents": documents.name}
+            took = {"encode_ms": milliseconds, "search_ms": 1000 * (time.perf_counter() - started)}
+            results = [
+                {"place": place, "text": collection.passages[place], "score": score}
+                for place, score in nearest
+            ]
+            columns.append({**models, **took, "results": results})
         return {"corpus": collection.as_json(), "searched": ready, "columns": _with_overlap(columns)}
 
     async def _read_environment(self, collection: _PassageSet) -> None:
@@ -218,28 +213,13 @@ def _with_overlap(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _split_passages(text: str) -> list[str]:
-    """Splits a file into paragraphs, or into lines if it has none, without short and duplicate ones."""
+    """Splits a file into paragraphs, or into lines if it has none; long ones are divided, short ones left out."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts = _PARAGRAPH.split(text.strip())
     if len(parts) < 3:
         parts = text.splitlines()
-    pieces = (piece for part in parts for piece in _split_paragraph(" ".join(part.split())))
+    pieces = (piece for part in parts for piece in _PIECE.findall(" ".join(part.split())))
     return [piece for piece in dict.fromkeys(pieces) if len(piece) >= _SHORTEST]
-
-
-def _split_paragraph(paragraph: str) -> list[str]:
-    """Splits into pieces of at most `_LONGEST` characters, between sentences if possible."""
-    if len(paragraph) <= _LONGEST:
-        return [paragraph]
-    pieces, start = list[str](), 0
-    while len(paragraph) - start > _LONGEST:
-        end = start + _LONGEST
-        ends = [found.start() for found in _SENTENCE.finditer(paragraph, start + 1, end + 1)]
-        space = paragraph.rfind(" ", start + 1, end + 1)
-        end = ends[-1] if ends else space if space > 0 else end
-        pieces.append(paragraph[start:end])
-        start = end + (paragraph[end] == " ")
-    return [*pieces, paragraph[start:]]
 
 
 def _add_page(app: FastAPI, served: _Served, playground: _Playground, settings: ServerSettings) -> None:
