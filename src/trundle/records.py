@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -34,17 +35,13 @@ _T = TypeVar("_T")
 
 
 @cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def versions(packages: Sequence[str] = TRACKED) -> dict[str, str]:
+def versions(packages: tuple[str, ...] = TRACKED) -> Mapping[str, str]:
     """Return the versions of Python and of those `packages` that are installed."""
-    found = {package: _version(package) for package in packages}
-    return {"python": platform.python_version()} | {name: one for name, one in found.items() if one}
+    found = {"python": platform.python_version()}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +194,7 @@ class TrainingRecord:
 
     def as_line(self) -> str:
         """Return the line, with its line break."""
-        row = asdict(self)
-        if not self.measures:
-            del row["measures"]
+        row = {name: value for name, value in asdict(self).items() if name != "measures" or value}
         return json.dumps(row) + "\n"
 
 

@@ -170,7 +170,6 @@ class _RequestHandler:
         self._encode: Mapping[str, _Vectorise] = {}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out a request."""
         match request:
             case {"ask": "open"}:
                 return self._load(request)

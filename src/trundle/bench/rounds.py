@@ -275,7 +275,6 @@ class _Worker:
         return reply
 
     def close(self) -> None:
-        """End the worker, which has no state to lose."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

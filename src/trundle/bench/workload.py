@@ -66,8 +66,6 @@ _NOTICEABLE_CORES = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class _Workload:
-    """The texts of one benchmark."""
-
     short: tuple[str, ...]
     long: tuple[str, ...]
 
@@ -123,8 +121,6 @@ def _invented_words() -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """The facts about a machine that decide its speed."""
-
     cpu: str
     cores: int
     usable_cores: int

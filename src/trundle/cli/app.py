@@ -95,7 +95,6 @@ class _CompressCommand(TyperCommand):
     """A command whose budget may have a space before its unit."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Joins a number and a unit after `--budget`: 12 MB."""
         joined: list[str] = []
         for word in args:
             after_number = (
@@ -211,7 +210,6 @@ def _plain(annotation: Any) -> Any:
 
 
 def _epilog(name: str) -> str | None:
-    """Returns the examples of a command, a line each."""
     return "\n\n".join(("Examples:", *_EXAMPLES[name])) if name in _EXAMPLES else None
 
 

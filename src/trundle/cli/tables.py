@@ -67,7 +67,6 @@ def _share_percent(share: float | None) -> str:
 
 
 def _described(model: SentenceTransformer) -> tuple[str, str]:
-    """Returns a model's family, and a line with its sizes."""
     from trundle.model.layout import layout_of
     from trundle.model.static import static_table
     from trundle.model.surgery import transformer_of

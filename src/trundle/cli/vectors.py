@@ -35,8 +35,6 @@ def _group(about: str) -> typer.Typer:
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadFlags(console._CommonFlags):
-    """The flags of commands that read an index of any kind."""
-
     table: Annotated[
         str | None, Option(help="Its table or collection, if several; for FAISS and npz, the file of texts.")
     ] = None
@@ -278,7 +276,6 @@ class _RayCommand(TyperCommand):
     """A command whose `--ray` may have no value."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Adds the default address to a `--ray` without one."""
         given = list(args)
         for place, word in enumerate(given):
             following = given[place + 1 : place + 2]

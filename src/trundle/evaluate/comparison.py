@@ -35,7 +35,6 @@ class _Share:
 
     @property
     def share(self) -> float | None:
-        """The share of the teacher's mean; None if that is 0."""
         return self.mean / self.teacher_mean if self.teacher_mean else None
 
 

@@ -205,8 +205,6 @@ def _vectors(embedder: Embedder, role: str, texts: Sequence[str], progress: Prog
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Rows of one length or one script."""
-
     name: str
     rows: int
     agreement: float

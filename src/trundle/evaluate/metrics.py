@@ -35,7 +35,6 @@ def _correlations(values: ArrayLike, gold: ArrayLike) -> dict[str, float]:
 
 
 def _similarity_measures(left: Vectors, right: Vectors, scores: Sequence[float]) -> dict[str, float]:
-    """Correlation of cosine with the scores that people gave."""
     return _correlations(_paired_cosines(left, right), scores)
 
 

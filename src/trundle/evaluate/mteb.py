@@ -74,8 +74,6 @@ class _MtebEncoder(AbsEncoder):  # type: ignore[misc]
 
 @dataclass(frozen=True, kw_only=True)
 class _MtebTask:
-    """One task of mteb."""
-
     task: AbsTask
 
     @classmethod

@@ -188,7 +188,6 @@ class _Collection:
         )
 
     def measures(self, embedder: Embedder) -> dict[str, float]:
-        """Rank every document for every query and compute the metrics."""
         documents = embedder.document(self.documents)
         queries = embedder.query(self.queries)
         _check_same_width(queries, documents, embedder.name)

@@ -99,7 +99,6 @@ def _of_mode(results: Sequence[Result], mode: _Mode) -> list[Result]:
 
 
 def _mean_score(results: Sequence[Result], mode: _Mode = "standard") -> float:
-    """The mean of the main scores over tasks, each task counting once."""
     chosen = _of_mode(results, mode)
     if not chosen:
         raise BadInput("there are no results to take a mean of; evaluate at least one task")

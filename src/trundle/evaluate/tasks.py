@@ -144,7 +144,6 @@ class _ClassificationTask(_FileTask):
     kind = "classification"
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """Accuracy of few-shot logistic regression; only the sampled training texts are encoded."""
         table = _read_columns(self.path, ("text", "label", "split"))
         train, _, _ = _choose_split(table, "train", self.path)
         test, split, note = _choose_split(table, self.split, self.path)
@@ -183,7 +182,6 @@ class _ClusteringTask(_FileTask):
     kind = "clustering"
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """V-measure of mini-batch k-means."""
         table = _read_columns(self.path, ("text", "label"), ("split",))
         rows, split, note = _choose_split(table, self.split, self.path)
         texts, labels = _texts_of(rows, "text", self.path), _texts_of(rows, "label", self.path)
@@ -208,7 +206,6 @@ class _RetrievalTask(_FileTask):
     has_documents = True
 
     def run(self, embedder: Embedder, *, seed: int) -> _Scores:
-        """nDCG@10 of a search by cosine."""
         collection, split, note = self.read()
         return _retrieval_scores(collection, embedder, split=split, seed=seed, note=note)
 

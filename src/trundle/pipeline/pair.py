@@ -41,10 +41,13 @@ def _model_card(
     """Renders the lineage as a card; `use` is the example call of a model that gives labels, not vectors."""
     scores = _named_scores(lineage.scores, lineage.space)
     task = _ANSWERS if use else _TASK
+    space = f", in the vector space of `{Path(lineage.space).name}`" if lineage.space else ""
+    if lineage.space == THE_ORIGINAL:
+        space = ", in that model's own vector space"
     return _card(
         name,
         _front(name, [_first_source(lineage)], "finetune", scores, lineage.data, task),
-        f"Made from `{Path(lineage.source).name}` with trundle{_space(lineage.space)}.",
+        f"Made from `{Path(lineage.source).name}` with trundle{space}.",
         _sizes(lineage.before, lineage.after),
         _steps(lineage),
         _scores(scores, lineage.compared),
@@ -106,7 +109,9 @@ def _front(
     data: Sequence[Mapping[str, Any]],
     task: Mapping[str, str] = _TASK,
 ) -> dict[str, Any]:
-    models = list(dict.fromkeys(_hub_name(base) for base in bases))
+    # Of a folder only the last part: its path is of no use on another machine.
+    on_hub = {base for base in bases if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()}
+    models = list(dict.fromkeys(base if base in on_hub else Path(base).name for base in bases))
     kinds = ["feature-extraction", task["type"]] if task is _TASK else [task["type"]]
     front: dict[str, Any] = {
         "library_name": "sentence-transformers",
@@ -131,15 +136,9 @@ def _first_source(lineage: Lineage) -> str:
     return str(source)
 
 
-def _hub_name(source: str) -> str:
-    # Of a folder only the last part: its path is of no use on another machine.
-    looks_like_one = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).exists()
-    return source if looks_like_one else Path(source).name
-
-
 def _named_scores(scores: Mapping[str, Any], space: str | None) -> dict[str, float]:
-    numbers = {label: value for label, value in scores.items() if isinstance(value, int | float)}
-    return {_without_path(label, space): float(value) for label, value in numbers.items()}
+    numbers = ((label, value) for label, value in scores.items() if isinstance(value, int | float))
+    return {_without_path(label, space): float(value) for label, value in numbers}
 
 
 def _without_path(text: str, space: str | None) -> str:
@@ -149,12 +148,6 @@ def _without_path(text: str, space: str | None) -> str:
 def _metric(label: str) -> str:
     # agreement@10, own index → agreement_at_10_own_index
     return re.sub(r"[^a-z0-9]+", "_", label.lower().replace("@", " at ")).strip("_")
-
-
-def _space(model: str | None) -> str:
-    if model == THE_ORIGINAL:
-        return ", in that model's own vector space"
-    return f", in the vector space of `{Path(model).name}`" if model else ""
 
 
 def _sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -207,8 +200,6 @@ model = {how_to_open(name, needs_trundle=needs_trundle)}
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """The two models of a written pair."""
-
     width: int
     query_parameters: int
     document_parameters: int
@@ -217,7 +208,6 @@ class _Pair:
     output: Path
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
         return asdict(self) | {"output": str(self.output)}
 
 

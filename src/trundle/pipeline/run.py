@@ -93,8 +93,6 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _MethodRun:
-    """One method of a recipe as it was run."""
-
     call: Call
     says: str
     plan: Mapping[str, Any]
@@ -119,7 +117,6 @@ class _Sibling:
     fidelity: Fidelity | None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what `--json` prints."""
         fidelity = None if self.fidelity is None else self.fidelity.as_json()
         return {"output": str(self.output), "after": self.after.as_json(), "fidelity": fidelity}
 

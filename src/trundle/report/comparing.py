@@ -108,7 +108,6 @@ def _precisions(number: int, name: str, found: Inheritance) -> str:
 
 
 def _projections(report: _Report) -> str:
-    """Plot teacher and student vectors of the same texts, each pair joined by a line."""
     shown = [found for run in report.runs if (found := report.of(run).projection) is not None]
     if not shown:
         return ""
@@ -157,7 +156,6 @@ def _extreme_texts(report: _Report) -> str:
 
 
 def _searches(report: _Report) -> str:
-    """Show the first ten documents of each query in three modes, one query at a time."""
     blocks = []
     for run in report.runs:
         found = enumerate(report.of(run).searches, start=1)
@@ -168,7 +166,6 @@ def _searches(report: _Report) -> str:
 
 
 def _search_results(report: _Report, number: int, one: _SampleSearch) -> tuple[str, str]:
-    """Return the name of a search, and its results."""
     columns, best = [], len(one.teacher.documents)
     shared = {key: len({*one.teacher.documents} & {*getattr(one, key).documents}) for key in _MODES}
     for key, (name, about) in _MODES.items():

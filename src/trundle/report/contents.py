@@ -159,8 +159,6 @@ class _TopDocuments:
 
 @dataclass(frozen=True, kw_only=True)
 class _SampleSearch:
-    """One query, searched in three ways."""
-
     query: str
     teacher: _TopDocuments
     asymmetric: _TopDocuments
@@ -203,8 +201,6 @@ class _TokenCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """One report."""
-
     runs: tuple[_RunRecord, ...]
     teacher: _TeacherModel | None
     measured: Mapping[str, _RunMeasurements] = field(default_factory=dict)
@@ -218,7 +214,6 @@ class _Report:
     format: int = 1
 
     def of(self, run: _RunRecord) -> _RunMeasurements:
-        """Return the measurements of a run; all empty if its model was not loaded."""
         return self.measured.get(run.name, _RunMeasurements())
 
     def quality(self, run: _RunRecord) -> _Quality | None:

@@ -255,7 +255,6 @@ def _kept_map(pruned: tuple[PrunedMatrix, ...]) -> str:
 
 
 def _training_curves(report: _Report) -> str:
-    """Draw loss and validation of each method that trains, all runs in one plot."""
     figures = []
     runs = [(number, run, one) for number, run in enumerate(report.runs) for one in run.trainings if one.loss]
     for step in ("align", "contrast"):

@@ -118,7 +118,6 @@ def _count(value: float | None) -> str:
 
 
 def _numbered(number: int, one: str, many: str) -> str:
-    """A number and its noun in singular or plural."""
     return f"{number:,} {one if number == 1 else many}"
 
 
@@ -137,18 +136,15 @@ def _thousandths(value: float | None) -> str:
 
 
 def _times(large: float | None, small: float | None) -> str:
-    """The ratio of two figures."""
     return f"{_short(large / small)}×" if large and small else _NOTHING
 
 
 def _tick_bytes(value: float) -> str:
-    """A round size on an axis."""
     size, unit = _byte_unit(value)
     return f"{value / size:g} {unit}"
 
 
 def _plain(value: float) -> str:
-    """A number on an axis."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -160,8 +156,6 @@ def _one_line(text: str, longest: int) -> str:
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis from `low` to `high`, linear or logarithmic."""
-
     label: str
     low: float
     high: float
@@ -174,7 +168,6 @@ class _Axis:
     """Whether the values are whole numbers, such as steps."""
 
     def share(self, value: float) -> float:
-        """Return the position of a value on the axis, from 0 to 1."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         place = math.log(value) if self.log else value
         return (place - low) / (high - low) if high > low else 0.5
@@ -241,7 +234,6 @@ class _Plot:
         return _TOP + (_LABEL if self.up.label else 0)
 
     def line(self, points: Sequence[_Point], kind: str) -> None:
-        """Draw a line through points; `kind` is its class."""
         places = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self._marks.append(f'<polyline class="line {kind}" points="{places}"/>')
 
@@ -356,7 +348,6 @@ class _Plot:
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    """Return an SVG; `title` is its name for screen readers."""
     size = f'viewBox="0 0 {width:g} {height:g}"'
     return f'<svg {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 

@@ -42,8 +42,6 @@ _CURVE_POINTS = 80
 
 
 class _Measuring:
-    """The loaded models of the runs and their teacher."""
-
     def __init__(
         self, runs: Sequence[_RunRecord], teacher: Embedder, *, trust: bool, progress: Progress
     ) -> None:
@@ -55,7 +53,6 @@ class _Measuring:
         }
 
     def compare(self, tasks: Sequence[Task], texts: Sequence[Text]) -> Comparison:
-        """Score tasks, fidelity and shortened vectors."""
         ranges = {run.name: found for run in self._runs if (found := read_ranges(run.folder)) is not None}
         return compare(
             list(self._students.values()),
@@ -115,7 +112,6 @@ class _Measuring:
         }
 
     def _same_width(self) -> list[tuple[str, Embedder]]:
-        """Return the runs whose vectors are as wide as the teacher's."""
         width = self._teacher.text(["width"]).shape[1]
         return [each for each in self._students.items() if each[1].text(["width"]).shape[1] == width]
 
@@ -201,7 +197,6 @@ def _token_curve(model: SentenceTransformer, name: str, texts: Sequence[str]) ->
 
 
 def _find_top(queries: Vectors, documents: Vectors, k: int) -> list[contents._TopDocuments]:
-    """The k nearest documents of each query, with their cosines."""
     positions = nearest(queries, documents, k)
     cosines = np.einsum("qd,qkd->qk", unit(queries), unit(documents)[positions]).round(4)
     return [

@@ -136,7 +136,6 @@ def _ratio(large: float | None, small: float | None) -> str:
 
 
 def _notes(report: _Report) -> str:
-    """Say how the figures were measured."""
     notes = []
     qualities = _qualities(report)
     if on := sorted({quality.measured for quality in qualities}):
@@ -233,7 +232,6 @@ _SECTIONS: tuple[tuple[str, str, Callable[[_Report], str], str, str], ...] = (
 
 
 def _page(report: _Report) -> str:
-    """Return the report as one HTML file."""
     contents = body = ""
     absent: dict[str, str] = {}
     for key, heading, draw, remedy, shows in _SECTIONS:
@@ -330,7 +328,6 @@ def _headline(report: _Report) -> str:
 
 
 def _summary(report: _Report) -> str:
-    """Return the ranges of the figures of several runs."""
     runs, parts = report.runs, []
     if report.teacher is None:
         return f"{len(runs)} runs compared."

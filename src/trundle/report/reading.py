@@ -154,7 +154,6 @@ def _fastest(forms: Sequence[_Form]) -> _Form:
 
 
 def _weigh(folder: Path) -> tuple[int, int]:
-    """Return the bytes and parameters of a model's safetensors files, from their headers."""
     size = parameters = 0
     for file in folder.rglob("*.safetensors"):
         size += file.stat().st_size
@@ -174,7 +173,6 @@ def _stored_quality(scores: Mapping[str, Any]) -> _Quality | None:
 
 
 def _read_training(folder: Path, method: str) -> _Training | None:
-    """Return the curves of a method's training log; None if there is no log."""
     log = records.read_training_log(folder, method)
 
     def points(values: Sequence[float | None]) -> tuple[_Point, ...]:
@@ -194,7 +192,6 @@ def _read_training(folder: Path, method: str) -> _Training | None:
 
 
 def _thinned(points: Sequence[_T], most: int) -> tuple[_T, ...]:
-    """Return at most so many points, evenly spaced, with the first and the last."""
     if len(points) <= most:
         return tuple(points)
     return tuple(points[round(place * (len(points) - 1) / (most - 1))] for place in range(most))

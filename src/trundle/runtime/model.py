@@ -227,7 +227,6 @@ class _OneModel:
         session: _GraphSession,
         batches: Iterable[_Batch],
     ) -> None:
-        """Run some batches of the rows and put each vector in its place."""
         for batch in batches:
             given = [rows[member] for member in batch.members]
             copies = [given[0]] * (batch.height - len(given))

@@ -53,8 +53,6 @@ _Write = Callable[["_Pending"], Iterator[bytes]]
 
 
 class _Busy(_RequestError):
-    """The queue is full."""
-
     def __init__(self, seconds: int) -> None:
         full, headers = f"the queue is full; try again in {seconds} s", {"Retry-After": str(seconds)}
         super().__init__(429, full, code="too_many_requests", headers=headers)
@@ -176,7 +174,6 @@ class _Batcher:
                 self._waiting[pending.large] -= len(pending.texts) - pending.taken
 
     def _read(self, pending: _Pending) -> Iterator[None]:
-        """Tokenises a large request."""
         rows: list[NDArray[np.int32]] = []
         for part in _parts(pending.texts):
             found = self._encoder.read(part)
@@ -231,7 +228,6 @@ class _Batcher:
                 self._loop.call_soon_threadsafe(_settle, ready)
 
     def _advance(self, pending: _Pending, work: Iterator[object]) -> None:
-        """Tokenises or writes one part of a large request, and queues it again."""
         try:
             if next(work, self) is self:
                 pending.work = None
@@ -310,7 +306,6 @@ class _Batcher:
                     self._run([part])
 
     def _fill(self, batch: Sequence[_Slice]) -> None:
-        """Tokenises the slices, runs them as one batch, and stores the vectors."""
         unread = [text for part in batch if part.pending.rows is None for text in part.texts]
         rows = iter(self._encoder.read(unread) if unread else [])
         good: list[tuple[_Slice, Sequence[Sequence[int]]]] = []

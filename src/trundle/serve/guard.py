@@ -163,7 +163,6 @@ def _is_private_name(host: str) -> bool:
 
 
 def _limited_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
-    """Returns the class that uvicorn makes for each connection of one server."""
     return type("_Connection", (_LimitedConnection,), {"settings": settings, "idle": {}})
 
 

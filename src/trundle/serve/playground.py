@@ -43,7 +43,7 @@ _LONGEST = 700
 _SHORTEST = 12
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _PIECE = re.compile(" ?({0}\\Z|{0}(?<=[.!?…])(?= )|{0}(?= )|{0})".format(f".{{1,{_LONGEST}}}"))
-"""A part of a paragraph: what is left of it, or up to the last sentence or word that fits, or as much as fits."""
+"""The rest of a paragraph, or its beginning up to the last sentence or word that fits, or as much as fits."""
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -66,8 +66,6 @@ class _DroppedFile(BaseModel, strict=True):
 
 @dataclass(kw_only=True, eq=False)
 class _PassageSet:
-    """Passages, and the vectors of those that each model has embedded."""
-
     key: str
     name: str
     passages: list[str] = field(default_factory=list)
@@ -91,8 +89,6 @@ class _PassageSet:
 
 
 class _Playground:
-    """The collections that can be searched on the page."""
-
     def __init__(self, served: _Served, batchers: dict[str, _Batcher]) -> None:
         self._served, self._batchers = served, batchers
         self._numbers = count(1)
@@ -213,7 +209,7 @@ def _with_overlap(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _split_passages(text: str) -> list[str]:
-    """Splits a file into paragraphs, or into lines if it has none; long ones are divided, short ones left out."""
+    """Splits a file into paragraphs, or lines if it has none; divides long ones, leaves short ones out."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts = _PARAGRAPH.split(text.strip())
     if len(parts) < 3:

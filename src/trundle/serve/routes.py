@@ -109,7 +109,6 @@ class _ServerState:
 
 
 def _make_app(served: _Served, settings: ServerSettings) -> FastAPI:
-    """Returns the server as an ASGI app."""
     state = _ServerState(served=served, settings=settings)
     playground = _Playground(served, state.batchers)
 

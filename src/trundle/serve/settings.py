@@ -99,8 +99,6 @@ def _listed_keys(entries: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """An encoder and the name that clients use for it."""
-
     name: str
     encoder: Encoder
 
@@ -121,8 +119,6 @@ class _Model:
 
 @dataclass(frozen=True, kw_only=True)
 class _Served:
-    """The models of one server."""
-
     student: _Model
     teacher: _Model | None = None
 

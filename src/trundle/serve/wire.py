@@ -84,8 +84,6 @@ class ErrorAnswer(BaseModel):
 
 
 class _RequestError(Exception):
-    """An error that is the answer to a request."""
-
     def __init__(
         self,
         status: int,
