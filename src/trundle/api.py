@@ -457,22 +457,14 @@ def check_index(
             small = embedder(model, name="model")
         else:
             small = open_sides(str(model), progress=shown)[0].embedder(str(model))
-        return check_rows_of(
-            reader,
-            small,
-            teacher=None if teacher is None else _embedder(teacher, _TEACHER, shown),
-            queries=queries,
-            texts=sample_size,
-            progress=shown,
-        )
+        large = None if teacher is None else _embedder(teacher, _TEACHER, shown)
+        return check_rows_of(reader, small, teacher=large, queries=queries, texts=sample_size, progress=shown)
 
 
 def _progress(wanted: bool | Progress | None) -> Progress:
     if wanted is None:
         wanted = sys.stderr.isatty() or "ipykernel" in sys.modules
-    if isinstance(wanted, bool):
-        return terminal(quiet=not wanted)
-    return wanted
+    return terminal(quiet=not wanted) if isinstance(wanted, bool) else wanted
 
 
 def _corpus(texts: Texts | None, seed: int, progress: Progress) -> Corpus | None:

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
-from trundle.cli.console import _EXPERT, _Model, _RunFlags, _with_flags
+from trundle.cli.console import _EXPERT, _Model, _RunFlags, _with_flags, _word
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, inspect, pair
 from trundle.errors import BadInput, BadRecipe, MissingExtra, TrundleError, UserError
@@ -97,10 +97,8 @@ class _CompressCommand(TyperCommand):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         joined: list[str] = []
         for word in args:
-            after_number = (
-                len(joined) > 1 and joined[-2] in ("--budget", "-b") and _NUMBER.fullmatch(joined[-1])
-            )
-            if after_number and _UNIT.fullmatch(word):
+            after_flag = len(joined) > 1 and joined[-2] in ("--budget", "-b")
+            if after_flag and _NUMBER.fullmatch(joined[-1]) and _UNIT.fullmatch(word):
                 joined[-1] += word
             else:
                 joined.append(word)
@@ -120,7 +118,6 @@ app = typer.Typer(
 _INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
 _PLAIN = (bool, int, float, str)
-_VALUES = {int: "NUMBER", float: "NUMBER"}
 
 
 def _show_version(wanted: bool) -> None:
@@ -155,15 +152,9 @@ def _method_command(method: Method[Any, Any]) -> Callable[..., None]:
 
     run.__name__, run.__doc__ = method.name, method.help
     own = [Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=_Model)]
-    own += [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=_flag(name, field, None if name in _COMMON[method.name] else _EXPERT),
-        )
-        for name, field in options.items()
-    ]
+    for name, field in options.items():
+        flag = _flag(name, field, None if name in _COMMON[method.name] else _EXPERT)
+        own.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=flag))
     without = ("fresh", "pair") if method.enters_space is never else ("fresh",)
     return _with_flags(run, own, without)
 
@@ -179,14 +170,8 @@ def _flag(name: str, field: FieldInfo, panel: str | None) -> Any:
     default = f" [default: {field.default}]" if shown else ""
     names = (_flag_name(name),) if field.default is False else ()  # without --no-NAME
     choices = f" One of {', '.join(get_args(kind))}." if get_origin(kind) is Literal else ""
-    metavar = "" if kind is bool else "CHOICE" if choices else _VALUES.get(kind, "TEXT")
-    option = Option(
-        *names,
-        help=f"{field.description}{choices}{default}",
-        show_default=False,
-        metavar=metavar,
-        rich_help_panel=panel,
-    )
+    metavar, about = "CHOICE" if choices else _word(kind), f"{field.description}{choices}{default}"
+    option = Option(*names, help=about, show_default=False, metavar=metavar, rich_help_panel=panel)
     return Annotated[(bool if kind is bool else str) | None, option]
 
 

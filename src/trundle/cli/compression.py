@@ -7,6 +7,7 @@ import time
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -255,19 +256,12 @@ def _write_report(
     """Writes the report into the model's folder, without a comparison if there are too few texts for one."""
     from trundle.report.report import make_report, write_report
 
+    make = partial(make_report, [output], teacher=teacher, trust_remote_code=trust, progress=progress)
     try:
-        made = make_report(
-            [output],
-            teacher=teacher,
-            data=data,
-            texts=texts,
-            speed=False,  # the search has timed a query of both models
-            trust_remote_code=trust,
-            progress=progress,
-        )
+        made = make(data=data, texts=texts, speed=False)  # the search has timed a query of both models
     except UserError as problem:
         progress.say(f"the report has no comparison: {problem}")
-        made = make_report([output], teacher=teacher, trust_remote_code=trust, progress=progress)
+        made = make()
     write_report(made, output / _REPORT)
 
 

@@ -284,11 +284,6 @@ class _RayCommand(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-@targets.callback()
-def _keep_subcommand() -> None:
-    """Compute a teacher's vectors once, to train students from."""
-
-
 @targets.command("build", cls=_RayCommand)
 @console._with_flags
 def _build_targets(

@@ -67,7 +67,7 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
         for source, row in rows
     ]
 
-    def last_plan(step: str, key: str) -> Mapping[str, Any] | None:
+    def last_plan(step: str, key: str) -> Any:
         plans = [row["plan"] for _, row in rows if row["step"] == step]
         return next((plan for plan in plans[::-1] if plan.get(key) not in (None, [])), None)
 
@@ -98,10 +98,8 @@ def _run(folder: Path, name: str, lineage: Mapping[str, Any]) -> _RunRecord:
         seed=int(lineage["seed"]),
         versions=lineage["versions"],
         trainings=tuple(found for step in _TRAININGS if (found := _read_training(folder, step)) is not None),
-        layer_losses=None
-        if losses is None
-        else _parsed(contents._LayerLosses, losses, kept=len(losses["blocks"])),
-        coverage=None if cut is None else _parsed(contents._Coverage, cut, kept=_count_ids(cut["kept"])),
+        layer_losses=losses and _parsed(contents._LayerLosses, losses, kept=len(losses["blocks"])),
+        coverage=cut and _parsed(contents._Coverage, cut, kept=_count_ids(cut["kept"])),
         pruned=weights.matrices if weights else (),
         alignment=weights.alignment if weights else None,
         planning=records.read_planning(folder),
