@@ -249,12 +249,13 @@ class CandidateRecord:
 class PlanningRecord:
     """How a search met a budget. The figures have the keys bytes, parameters and milliseconds."""
 
-    budget: Mapping[str, float | None]
-    teacher: Mapping[str, float | None]
+    # int | float, so that a whole number is one after reading
+    budget: Mapping[str, int | float | None]
+    teacher: Mapping[str, int | float | None]
     candidates: tuple[CandidateRecord, ...]
     chosen: str
-    predicted: Mapping[str, float | None]
-    measured: Mapping[str, float | None]
+    predicted: Mapping[str, int | float | None]
+    measured: Mapping[str, int | float | None]
     remarks: tuple[str, ...] = ()
     """Where the result differs from what was requested."""
     planned_seconds: Mapping[str, float] = field(default_factory=dict)
