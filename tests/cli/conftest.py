@@ -19,7 +19,7 @@ def run(
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["trundle", *words])
         monkeypatch.setenv("COLUMNS", "140")
-        monkeypatch.setattr("warnings.simplefilter", lambda *_: None)
+        monkeypatch.setattr("warnings.simplefilter", lambda *_, **__: None)
         code = 0
         try:
             main()

@@ -156,8 +156,8 @@ def test_a_minimal_run_shows_only_what_it_recorded(bare_folder: Path) -> None:
 
 def test_the_page_says_how_to_add_missing_sections(full_report: _Report) -> None:
     text = "".join(read(_page(full_report)).text)
-    assert "--data" not in text
-    assert "--tasks" in text
+    assert "Pass --data" not in text
+    assert "Pass --tasks" in text
 
 
 def test_same_report_same_bytes(full_report: _Report) -> None:
