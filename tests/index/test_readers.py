@@ -217,18 +217,18 @@ def test_a_copy_that_was_stopped_resumes(tmp_path: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return kept(_self, raw)
 
-    kept = rows._RowReader._kept
+    kept = rows.IndexReader._kept
     columns = {"id": list(map(str, range(ROWS))), "text": TEXTS, "vector": list(vectors)}
     pq.write_table(pa.table(columns), source)
     assert write_table(open_reader(str(source)), tmp_path / "at-once.parquet") == ROWS - 2
     with monkeypatch.context() as patch:
-        patch.setattr(rows._RowReader, "_kept", stopped)
+        patch.setattr(rows.IndexReader, "_kept", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_table(open_reader(str(source)), copy)
     assert not copy.exists()
     read: list[int] = []
     monkeypatch.setattr(
-        rows._RowReader, "_kept", lambda self, raw: read.append(len(raw.texts)) or kept(self, raw)
+        rows.IndexReader, "_kept", lambda self, raw: read.append(len(raw.texts)) or kept(self, raw)
     )
     reader, progress = open_reader(str(source)), RecordedProgress()
     assert write_table(reader, copy, progress=progress) == ROWS - 2

@@ -19,17 +19,6 @@ _EXACT_UP_TO = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """The settings that an index records when it is created."""
-
-    model: str
-    dimensions: int
-    precision: _Precision = "float"
-    identity: str = ""
-    """A digest of the model; empty if it is not known."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """The settings that a build requests; without a precision, an existing index keeps its own."""
 
@@ -37,16 +26,19 @@ class Wanted:
     dimensions: int
     precision: _Precision | None = None
     identity: str = ""
+    """A digest of the model; empty if it is not known."""
 
     @property
     def facts(self) -> _Facts:
         """The settings of a new index."""
-        return _Facts(
-            model=self.model,
-            dimensions=self.dimensions,
-            precision=self.precision or "float",
-            identity=self.identity,
-        )
+        return _Facts(**vars(self) | {"precision": self.precision or "float"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts(Wanted):
+    """The settings that an index records when it is created."""
+
+    precision: _Precision = "float"
 
 
 @dataclass(frozen=True, kw_only=True)

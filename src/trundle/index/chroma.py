@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _fields, _import, _RawRows, _RowReader, _Wish
+from trundle.index.rows import _BATCH_ROWS, IndexReader, Metric, _explained, _fields, _import, _RawRows, _Wish
 
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "ip": "inner product", "l2": "l2"}
 _DOCUMENT = "document"
 _LOOKED_AT = 20
 
 
-class _ChromaReader(_RowReader):
+class _ChromaReader(IndexReader):
     """Reads records with `get`, whose text is their document or a field of their metadata."""
 
     def __init__(

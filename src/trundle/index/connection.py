@@ -15,12 +15,12 @@ import numpy as np
 from trundle.errors import BadInput, MissingExtra, TrundleError, WriteFailed
 from trundle.index.rows import (
     _BATCH_ROWS,
+    IndexReader,
     Metric,
     _chosen_ids,
     _listed,
     _Places,
     _RawRows,
-    _RowReader,
     _text_column,
     _Wish,
 )
@@ -157,9 +157,7 @@ class _Database:
                 self.close()
                 raise
             except psycopg.Error as error:
-                self.close()
-                problem = f"{self.name} rejects the request ({_first_line(error)})"
-                raise BadInput(f"{problem}; check the table and your permissions") from error
+                raise self._rejected(error) from error
 
     @contextmanager
     def reading(self) -> Iterator[_Connection]:
@@ -173,9 +171,12 @@ class _Database:
             problem = f"{self.name} went away while it was read ({_first_line(error)})"
             raise BadInput(f"{problem}; start the server and run again") from error
         except psycopg.Error as error:
-            self.close()
-            problem = f"{self.name} rejects the request ({_first_line(error)})"
-            raise BadInput(f"{problem}; check the table and your permissions") from error
+            raise self._rejected(error) from error
+
+    def _rejected(self, error: psycopg.Error) -> BadInput:
+        self.close()
+        problem = f"{self.name} rejects the request ({_first_line(error)})"
+        return BadInput(f"{problem}; check the table and your permissions")
 
     def close(self) -> None:
         if self._open is not None:
@@ -245,25 +246,19 @@ class _RawLoader(psycopg.adapt.Loader):
         return bytes(data)
 
 
-class _PostgresReader(_RowReader):
+class _PostgresReader(IndexReader):
     """Reads a table that other software wrote, in read-only transactions."""
 
     def __init__(self, url: str, wish: _Wish, *, progress: Progress = SILENT) -> None:
         self._database = _Database(url, read_only=True, retry_seconds=_RETRY_SECONDS, progress=progress)
-        try:
+        self._client = self._database
+        with self._opening(self._database.name):
             rows = self._database.do(lambda connection: connection.execute(_COLUMNS).fetchall(), first=True)
             columns = [(str(one), str(two), str(three), str(four)) for one, two, three, four in rows]
             found = _find_columns(columns, table=wish.table, text=wish.texts, vector=wish.vectors)
             where = f"{self._database.name}, table {found.table}"
             count, width, metric = self._database.do(lambda connection: self._look(connection, found))
             super().__init__(where, count=count, width=width, metric=metric)
-        except TrundleError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._database.close()
 
     def _look(self, connection: _Connection, found: _TextColumns) -> tuple[int, int, Metric]:
         """Return the number of rows, the width and the metric, and keep what selects the rows."""

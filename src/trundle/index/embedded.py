@@ -29,7 +29,7 @@ from trundle.embedder import Vectors
 from trundle.errors import BadInput, MissingExtra, WriteFailed
 from trundle.folders import check_free, locked_folder, scratch_folder, sync, write_atomic
 from trundle.index.base import _EXACT_UP_TO, _OVERSAMPLE, Wanted, _agreed, _Facts, _Hit, _key_of, _Precision
-from trundle.index.rows import _BATCH_ROWS, _Places, _RawRows, _RowReader
+from trundle.index.rows import _BATCH_ROWS, IndexReader, _Places, _RawRows
 from trundle.progress import SILENT, Progress
 
 _Rows = NDArray[np.int64]
@@ -327,22 +327,13 @@ class _EmbeddedStore:
             raise BadInput(f"{self._folder / _TEXTS} is damaged ({error}); build the index again") from error
 
 
-class _FolderReader(_RowReader):
+class _FolderReader(IndexReader):
     """Reads an index that trundle built in a folder."""
 
     def __init__(self, folder: Path, *, progress: Progress = SILENT) -> None:
-        self._store = _EmbeddedStore(folder, read_only=True, progress=progress)
-        try:
-            super().__init__(
-                str(folder), count=self._store.count(), width=self._store.dimensions, metric="cosine"
-            )
-        except BadInput:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the file of texts."""
-        self._store.close()
+        self._client = store = _EmbeddedStore(folder, read_only=True, progress=progress)
+        with self._opening(str(folder)):
+            super().__init__(str(folder), count=store.count(), width=store.dimensions, metric="cosine")
 
     def _scan(self, first: int) -> Iterator[_RawRows]:
         yield from self._take(np.arange(first, self.count))
@@ -350,9 +341,9 @@ class _FolderReader(_RowReader):
     def _take(self, places: _Places) -> Iterator[_RawRows]:
         for start in range(0, len(places), _BATCH_ROWS):
             chosen = places[start : start + _BATCH_ROWS]
-            texts = dict(self._store._lookup("id, text", "id", chosen.tolist()))
+            texts = dict(self._client._lookup("id, text", "id", chosen.tolist()))
             ids = chosen.tolist()
-            yield _RawRows(ids, [texts.get(row) for row in ids], np.array(self._store._vectors[chosen]))
+            yield _RawRows(ids, [texts.get(row) for row in ids], np.array(self._client._vectors[chosen]))
 
 
 def _connected_to(path: Path, how: str = "", *, writable: bool = False) -> sqlite3.Connection:
@@ -372,17 +363,11 @@ def _connected_to(path: Path, how: str = "", *, writable: bool = False) -> sqlit
 
 def _write_at(path: Path, first: int, rows: _Codes) -> None:
     """Write rows to a flat file from row `first` on, and sync it to disk."""
-    content = np.ascontiguousarray(rows)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        view = memoryview(content.view(np.uint8).data).cast("B")
-        place = first * content.shape[1] * content.itemsize
-        while view:
-            written = os.pwrite(descriptor, view, place)
-            view, place = view[written:], place + written
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        file.seek(first * rows.shape[1] * rows.itemsize)
+        file.write(np.ascontiguousarray(rows).data)
+        file.flush()
+        os.fsync(file.fileno())
     if not first:
         sync(path.parent)  # the name of a new file
 

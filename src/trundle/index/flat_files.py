@@ -34,7 +34,6 @@ from trundle.index.rows import (
     _RawRows,
     _RowBatch,
     _RowCounts,
-    _RowReader,
     _Wish,
 )
 from trundle.progress import SILENT, Progress
@@ -112,7 +111,7 @@ def _numbers(column: Any) -> Vectors:
     return numbers
 
 
-class _TableReader(_RowReader):
+class _TableReader(IndexReader):
     """Reads one or more parquet or Arrow files with the same columns."""
 
     def __init__(self, where: str, wish: _Wish, files: Sequence[Path], kind: str) -> None:
@@ -256,7 +255,7 @@ class _Parts:
         write_atomic(self._state, json.dumps(state))
 
 
-class _BesideReader(_RowReader):
+class _BesideReader(IndexReader):
     """Reads vectors by their positions, and the texts from another file in the same order."""
 
     def __init__(

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trundle.index.flat_files import _arrow_columns, _arrow_raw, _ArrowColumns
-from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _import, _Places, _RawRows, _RowReader, _Wish
+from trundle.index.rows import _BATCH_ROWS, IndexReader, Metric, _explained, _import, _Places, _RawRows, _Wish
 
 _METRICS: dict[str, Metric] = {"cosine": "cosine", "dot": "inner product", "l2": "l2"}
 
 
-class _LanceReader(_RowReader):
+class _LanceReader(IndexReader):
     """Reads the version of the table that is the latest when it is opened."""
 
     def __init__(self, place: str, wish: _Wish) -> None:

@@ -9,36 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from trundle.index.rows import _BATCH_ROWS, Metric, _explained, _fields, _import, _RawRows, _RowReader, _Wish
+from trundle.index.rows import _BATCH_ROWS, IndexReader, Metric, _fields, _import, _RawRows, _Wish
 
 _METRICS: dict[str, Metric] = {"COSINE": "cosine", "IP": "inner product", "L2": "l2"}
 _VECTOR_TYPES = ("FLOAT_VECTOR", "FLOAT16_VECTOR", "BFLOAT16_VECTOR", "INT8_VECTOR")
 _LOOKED_AT = 20
 
 
-class _MilvusReader(_RowReader):
+class _MilvusReader(IndexReader):
     """Reads entities with the client's query iterator, and chosen ones with `get`."""
 
     def __init__(self, place: str, wish: _Wish, *, uri: str, key: str | None = None) -> None:
         client = _import("pymilvus", "an index in Milvus", "milvus")
         # The client prints a traceback of each error that it raises.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        with _explained(place, hide=key):
+        with self._opening(place, hide=key):
             self._client = client.MilvusClient(uri, token=key or "")
-        try:
-            with _explained(place, hide=key):
-                names = self._client.list_collections()
-                self._collection = wish.table_of(names, "collection", place)
-                where = f"{place}, collection {self._collection}"
-                width = self._look(wish, where)
-                super().__init__(where, count=self._count(), width=width, metric=self._metric(), secret=key)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the client."""
-        self._client.close()
+            names = self._client.list_collections()
+            self._collection = wish.table_of(names, "collection", place)
+            where = f"{place}, collection {self._collection}"
+            width = self._look(wish, where)
+            super().__init__(where, count=self._count(), width=width, metric=self._metric(), secret=key)
 
     def _look(self, wish: _Wish, where: str) -> int:
         """Choose the fields, and return the width of the vectors."""

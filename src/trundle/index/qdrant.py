@@ -6,17 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trundle.errors import BadInput
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    Metric,
-    _explained,
-    _field,
-    _fields,
-    _import,
-    _RawRows,
-    _RowReader,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, IndexReader, Metric, _field, _fields, _import, _RawRows, _Wish
 
 _METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "inner product", "Euclid": "l2"}
 _LOOKED_AT = 20
@@ -25,42 +15,29 @@ _LOCAL_ROWS = 4 * _BATCH_ROWS
 _TIMEOUT_SECONDS = 60
 
 
-class _QdrantReader(_RowReader):
+class _QdrantReader(IndexReader):
     """Reads points with `scroll`, and chosen ones with `retrieve`."""
 
     def __init__(self, place: str, wish: _Wish, *, key: str | None = None, **address: Any) -> None:
         """`address` is the `path` or `url` of the client."""
         client = _import("qdrant_client", "an index in Qdrant", "qdrant")
         self._local = "path" in address
-        with _explained(place, hide=key):
+        with self._opening(place, hide=key):
             # Its own check of versions fails in a thread, with a traceback, if the server is away.
             self._client = client.QdrantClient(
                 **address, api_key=key, timeout=_TIMEOUT_SECONDS, check_compatibility=False
             )
-        try:
-            with _explained(place, hide=key):
-                names = [each.name for each in self._client.get_collections().collections]
-                self._collection = wish.table_of(names, "collection", place)
-                where = f"{place}, collection {self._collection}"
-                stored = self._client.get_collection(self._collection).config.params.vectors
-                self._vector, params = _vector_of(stored, wish, where)
-                count = self._client.count(self._collection, exact=True).count
-                payloads = [point.payload or {} for point in self._some(_LOOKED_AT)]
-                self._text = wish.texts_of(_fields(payloads), where) if count else ""
+            names = [each.name for each in self._client.get_collections().collections]
+            self._collection = wish.table_of(names, "collection", place)
+            where = f"{place}, collection {self._collection}"
+            stored = self._client.get_collection(self._collection).config.params.vectors
+            self._vector, params = _vector_of(stored, wish, where)
+            count = self._count()
+            points = self._client.scroll(self._collection, limit=_LOOKED_AT, with_vectors=False)[0]
+            self._text = wish.texts_of(_fields(point.payload for point in points), where) if count else ""
             metric = getattr(params.distance, "value", params.distance)
             by = self._known_metric(metric, _METRICS, where)
             super().__init__(where, count=count, width=params.size, metric=by, secret=key)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the client, which unlocks a folder."""
-        self._client.close()
-
-    def _some(self, count: int) -> Sequence[Any]:
-        points: Sequence[Any] = self._client.scroll(self._collection, limit=count, with_vectors=False)[0]
-        return points
 
     def _count(self) -> int:
         return int(self._client.count(self._collection, exact=True).count)

@@ -14,7 +14,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib import import_module
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,7 @@ _Mask = NDArray[np.bool_]
 _BATCH_ROWS = 1024
 _IDS_AT_ONCE = 10_000
 _TEXT_NAMES = (
-    "text",
-    "content",
-    "document",
-    "body",
-    "chunk",
-    "page_content",
-    "passage",
-    "chunk_text",
-    "contents",
+    *("text", "content", "document", "body", "chunk", "page_content", "passage", "chunk_text", "contents"),
 )
 _LOOKED_AT = 8
 """The first numbers of each vector that show that it is not zero."""
@@ -114,33 +106,6 @@ class _RowCounts:
         self._hashes.frombytes(sums.tobytes())
 
 
-class IndexReader(Protocol):
-    """An index that is only read, which other software may have written."""
-
-    where: str
-    """Its folder or address, without secrets."""
-    count: int
-    """The number of rows; of a very large table in Postgres, the server's estimate."""
-    width: int
-    """The number of dimensions of its vectors."""
-    metric: Metric
-    """What the index searches by; cosine if it does not say."""
-    counts: _RowCounts
-    """What the last `rows` read and left out."""
-
-    def rows(
-        self, sample: int | None = None, seed: int = 0, *, after: _RowCounts | None = None
-    ) -> Iterator[_RowBatch]:
-        """Yield all rows, or up to `sample` rows drawn uniformly, a batch at a time.
-
-        A sample comes in storage order or a random one: shuffle it where the order matters. Of all rows,
-        those that an interrupted call counted in `after` are skipped.
-        """
-
-    def close(self) -> None:
-        """Close files and connections."""
-
-
 class _RawRows(NamedTuple):
     """Rows as a database returns them: texts may be missing, vectors missing or of any width."""
 
@@ -172,8 +137,24 @@ class _Wish:
         return _one_of(there, self.vectors, what, where, "--vector-column")
 
 
-class _RowReader:
-    """Yields the rows that a database's own reader scans or takes, without those that can't be used."""
+class IndexReader:
+    """An index that is only read, which other software may have written.
+
+    Rows that can't be used are left out. A database has a class that scans them, or takes some of them.
+    """
+
+    where: str
+    """Its folder or address, without secrets."""
+    count: int
+    """The number of rows; of a very large table in Postgres, the server's estimate."""
+    width: int
+    """The number of dimensions of its vectors."""
+    metric: Metric
+    """What the index searches by; cosine if it does not say."""
+    counts: _RowCounts
+    """What the last `rows` read and left out."""
+    _client: Any = None
+    """What is closed with the reader."""
 
     def __init__(
         self, where: str, *, count: int, width: int, metric: Metric, secret: str | None = None
@@ -185,10 +166,24 @@ class _RowReader:
         self._secret = secret
         self.counts = _RowCounts()
 
+    @contextmanager
+    def _opening(self, where: str, *, hide: str | None = None) -> Iterator[None]:
+        """Explain the errors of a client, as `_explained` does; after any error it is closed."""
+        try:
+            with _explained(where, hide=hide):
+                yield
+        except BaseException:
+            self.close()
+            raise
+
     def rows(
         self, sample: int | None = None, seed: int = 0, *, after: _RowCounts | None = None
     ) -> Iterator[_RowBatch]:
-        """Yield all rows, or those after the ones in `after`, or up to `sample` rows drawn uniformly."""
+        """Yield all rows, or up to `sample` rows drawn uniformly, a batch at a time.
+
+        A sample comes in storage order or a random one: shuffle it where the order matters. Of all rows,
+        those that an interrupted call counted in `after` are skipped.
+        """
         self.counts = _RowCounts() if after is None else after
         found = self.counts.read - self.counts.left_out
         with _explained(self.where, hide=self._secret):
@@ -211,6 +206,8 @@ class _RowReader:
 
     def close(self) -> None:
         """Close files and connections."""
+        if self._client is not None:
+            self._client.close()
 
     def _count(self) -> int:
         """Count the rows again; a reader that sees one version of them does not need to."""
@@ -334,21 +331,18 @@ def _part(batch: _RowBatch, places: _Places) -> _RowBatch:
 
 def _matrix(found: Any, width: int) -> tuple[Vectors, _Mask, _Mask]:
     """Return vectors as one array, and which of them are missing or of another width."""
-    if not isinstance(found, np.ndarray) or found.ndim != 2:
+    if isinstance(found, np.ndarray) and found.ndim == 2:
+        widths = np.full(len(found), found.shape[1])
+    else:
         widths = np.array([-1 if one is None else len(one) for one in found], dtype=np.int64)
-        if len(widths) and (widths == width).all():
-            found = np.asarray(found, dtype=np.float32)
-        else:
-            array = np.zeros((len(widths), width), dtype=np.float32)
-            for place in np.flatnonzero(widths == width):
-                array[place] = found[place]
-            return array, widths < 0, (widths >= 0) & (widths != width)
+    fits = widths == width
     with np.errstate(over="ignore"):
-        array = np.asarray(found, dtype=np.float32)
-    none = np.zeros(len(array), dtype=bool)
-    if array.shape[1] != width:
-        return np.zeros((len(array), width), dtype=np.float32), none, ~none
-    return array, none, none
+        if len(widths) and fits.all():
+            return np.asarray(found, dtype=np.float32), ~fits, ~fits
+        array = np.zeros((len(widths), width), dtype=np.float32)
+        for place in np.flatnonzero(fits):
+            array[place] = found[place]
+    return array, widths < 0, (widths >= 0) & ~fits
 
 
 @contextmanager

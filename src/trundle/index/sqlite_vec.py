@@ -12,13 +12,12 @@ import numpy as np
 from trundle.errors import BadInput
 from trundle.index.rows import (
     _BATCH_ROWS,
+    IndexReader,
     Metric,
-    _explained,
     _import,
     _listed,
     _one_of,
     _RawRows,
-    _RowReader,
     _text_column,
     _Wish,
 )
@@ -32,20 +31,20 @@ _ROWS_IN_CHUNK = 1024
 _CACHE_KIB = 2048
 
 
-class _SqliteVecReader(_RowReader):
+class _SqliteVecReader(IndexReader):
     """Reads rows of a `vec0` table; a lookup by row number does not scan it."""
 
     def __init__(self, path: Path, wish: _Wish) -> None:
         # Many builds of Python have a sqlite3 that can't load extensions.
         apsw = _import("apsw", "an index of sqlite-vec", "sqlite-vec")
         extension = _import("sqlite_vec", "an index of sqlite-vec", "sqlite-vec")
-        with _explained(str(path)):
-            self._database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-            self._database.enable_load_extension(True)
-            self._database.load_extension(extension.loadable_path())
-            self._database.enable_load_extension(False)
+        with self._opening(str(path)):
+            self._client = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            self._client.enable_load_extension(True)
+            self._client.load_extension(extension.loadable_path())
+            self._client.enable_load_extension(False)
             declared = "SELECT name, sql FROM sqlite_master WHERE sql LIKE '%USING vec0%'"
-            tables = {str(name): str(text) for name, text in self._database.execute(declared)}
+            tables = {str(name): str(text) for name, text in self._client.execute(declared)}
             table = wish.table_of(list(tables), "table of sqlite-vec", str(path))
             where = f"{path}, table {table}"
             count = int(self._one(f"SELECT count(*) FROM {_quoted(table)}"))
@@ -54,14 +53,10 @@ class _SqliteVecReader(_RowReader):
             # A chunk of wide vectors is larger than SQLite's own cache: each row would read it again.
             self._database.execute(f"PRAGMA cache_size = -{_ROWS_IN_CHUNK * width * 4 // 1024 + _CACHE_KIB}")
             self._choose_texts(body, list(tables), wish.texts, where)
-        super().__init__(where, count=count, width=width, metric=metric)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._database.close()
+            super().__init__(where, count=count, width=width, metric=metric)
 
     def _one(self, query: str) -> Any:
-        return next(iter(self._database.execute(query)))[0]
+        return next(iter(self._client.execute(query)))[0]
 
     def _vectors(self, body: str, wish: _Wish, where: str) -> tuple[int, Metric]:
         found = {name: (kind, width, rest) for name, kind, width, rest in _VECTOR.findall(body)}
@@ -80,7 +75,7 @@ class _SqliteVecReader(_RowReader):
             return
         others = {
             f"{table}.{column}": (str(table), str(column))
-            for table, column in self._database.execute(
+            for table, column in self._client.execute(
                 "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
                 "WHERE m.type = 'table' AND (c.type LIKE '%TEXT%' OR c.type LIKE '%CHAR%')"
             )
@@ -101,7 +96,7 @@ class _SqliteVecReader(_RowReader):
         return int(self._one(f"SELECT count(*) FROM {self._table}"))
 
     def _scan(self, first: int) -> Iterator[_RawRows]:
-        rows = self._database.execute(f"{self._query} LIMIT -1 OFFSET {first}" if first else self._query)
+        rows = self._client.execute(f"{self._query} LIMIT -1 OFFSET {first}" if first else self._query)
         while some := [row for _, row in zip(range(_BATCH_ROWS), rows, strict=False)]:
             yield self._raw(some)
 
@@ -110,7 +105,7 @@ class _SqliteVecReader(_RowReader):
         return f"SELECT v.rowid, {self._text}, v.{self._vector} FROM {self._table} v{self._join}"
 
     def _id_pages(self, size: int) -> Iterator[Sequence[Any]]:
-        rows = self._database.execute(f"SELECT rowid FROM {self._table}")
+        rows = self._client.execute(f"SELECT rowid FROM {self._table}")
         while some := [int(row[0]) for _, row in zip(range(size), rows, strict=False)]:
             yield some
 
@@ -119,7 +114,7 @@ class _SqliteVecReader(_RowReader):
         for start in range(0, len(ids), _LOOKUP):
             part = ids[start : start + _LOOKUP]
             chosen = f"{self._query} WHERE v.rowid IN ({','.join('?' * len(part))})"
-            found += self._database.execute(chosen, part)
+            found += self._client.execute(chosen, part)
         return self._raw(found)
 
     def _raw(self, rows: Sequence[Any]) -> _RawRows:
