@@ -21,7 +21,7 @@ from trundle.evaluate.retrieval import nearest
 from trundle.index.connection import _find_columns, _TextColumns
 from trundle.index.embedded import _create_embedded, _EmbeddedStore, _FolderReader
 from trundle.index.readers import open_reader
-from trundle.index.rows import draw_sample
+from trundle.index.rows import _Wish, draw_sample
 
 TEXTS = [f"Text number {number}. It goes on." for number in range(300)]
 TRUE = dict(zip(TEXTS, clustered(len(TEXTS)), strict=True))
@@ -139,13 +139,13 @@ def test_the_table_is_chosen_or_named() -> None:
         ("public", "users", "name", "varchar"),
     ]
     place = _TextColumns(schema="public", table="chunks", text="content", vector="embedding")
-    assert _find_columns(one, table=None, text=None, vector=None) == place
+    assert _find_columns(one, _Wish()) == place
     two = [*one, ("public", "chunks", "small", "halfvec")]
     with pytest.raises(BadInput, match="name one with --vector-column"):
-        _find_columns(two, table=None, text=None, vector=None)
-    assert _find_columns(two, table="chunks", text="id", vector="small").vector == "small"
+        _find_columns(two, _Wish())
+    assert _find_columns(two, _Wish(table="chunks", texts="id", vectors="small")).vector == "small"
     unnamed = [("public", "t", "a", "text"), ("public", "t", "b", "text"), ("public", "t", "v", "vector")]
     with pytest.raises(BadInput, match="name one with --text-column: a, b"):
-        _find_columns(unnamed, table=None, text=None, vector=None)
+        _find_columns(unnamed, _Wish())
     with pytest.raises(BadInput, match="no column of pgvector's type"):
-        _find_columns(one[:2], table=None, text=None, vector=None)
+        _find_columns(one[:2], _Wish())

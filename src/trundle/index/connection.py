@@ -21,7 +21,6 @@ from trundle.index.rows import (
     _listed,
     _Places,
     _RawRows,
-    _text_column,
     _Wish,
 )
 from trundle.progress import SILENT, Progress
@@ -211,10 +210,9 @@ class _TextColumns:
     vector: str
 
 
-def _find_columns(
-    columns: Sequence[_Column], *, table: str | None, text: str | None, vector: str | None
-) -> _TextColumns:
+def _find_columns(columns: Sequence[_Column], wish: _Wish) -> _TextColumns:
     """Return the only table with texts and vectors; if there are several, the user must choose one."""
+    table, vector = wish.table, wish.vectors
     kept = [each for each in columns if table is None or table in (each[1], f"{each[0]}.{each[1]}")]
     if table is not None and not kept:
         known = _listed(sorted({each[1] for each in columns if each[3] in _VECTOR_TYPES}))
@@ -234,7 +232,7 @@ def _find_columns(
         )
     schema, name = tables[0]
     texts = [each[2] for each in kept if each[:2] == (schema, name) and each[3] not in _VECTOR_TYPES]
-    return _TextColumns(schema=schema, table=name, text=_text_column(texts, text, name), vector=found[0][2])
+    return _TextColumns(schema=schema, table=name, text=wish.texts_of(texts, name), vector=found[0][2])
 
 
 class _RawLoader(psycopg.adapt.Loader):
@@ -255,7 +253,7 @@ class _PostgresReader(IndexReader):
         with self._opening(self._database.name):
             rows = self._database.do(lambda connection: connection.execute(_COLUMNS).fetchall(), first=True)
             columns = [(str(one), str(two), str(three), str(four)) for one, two, three, four in rows]
-            found = _find_columns(columns, table=wish.table, text=wish.texts, vector=wish.vectors)
+            found = _find_columns(columns, wish)
             where = f"{self._database.name}, table {found.table}"
             count, width, metric = self._database.do(lambda connection: self._look(connection, found))
             super().__init__(where, count=count, width=width, metric=metric)

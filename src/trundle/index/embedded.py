@@ -95,14 +95,6 @@ def _scan(query: _Codes, codes: _Codes, precision: _Precision, count: int, first
     return rows[np.lexsort((rows, -best))]
 
 
-def _rescored(query: Vectors, vectors: Vectors, rows: _Rows, k: int) -> list[tuple[int, float]]:
-    """Return row and cosine of the best `k` candidates by their full vectors."""
-    rows = np.sort(rows)  # in the order of the file
-    scores = _scores(query, np.asarray(vectors[rows]), "float")
-    order = np.argsort(-scores, kind="stable")[:k]
-    return [(int(rows[place]), float(scores[place])) for place in order]
-
-
 def _usearch() -> Any:
     # Imported late: on ARM, torch hangs when it is imported after usearch.
     try:
@@ -267,8 +259,11 @@ class _EmbeddedStore:
     def search(self, queries: Vectors, k: int) -> list[list[_Hit]]:
         results = []
         for query in queries:
-            found = _rescored(query, self._vectors, self._candidates(query, k), k)
-            texts = dict(self._lookup("id, text", "id", [row for row, _ in found]))
+            rows = np.sort(self._candidates(query, k))  # in the order of the file
+            scores = _scores(query, np.asarray(self._vectors[rows]), "float")
+            best = np.argsort(-scores, kind="stable")[:k]
+            texts = dict(self._lookup("id, text", "id", rows[best].tolist()))
+            found = zip(rows[best].tolist(), scores[best].tolist(), strict=True)
             results.append([_Hit(text=texts[row], score=score) for row, score in found])
         return results
 

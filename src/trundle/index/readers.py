@@ -213,10 +213,6 @@ def _unsupported(what: str) -> BadInput:
     return BadInput(f"{what} is not an index that trundle reads ({_KINDS}); see trundle index read --help")
 
 
-def _is_address(where: str) -> bool:
-    return where.startswith(("postgres://", "postgresql://"))
-
-
 @contextmanager
 def create_store(
     where: str,
@@ -232,7 +228,7 @@ def create_store(
     A folder that holds something that is `read` is not replaced.
     """
     with ExitStack() as stack:
-        if _is_address(where):
+        if where.partition("://")[0] in _POSTGRES:
             from trundle.index.postgres import _PostgresStore
 
             store = _PostgresStore.create(where, table, wanted, force=force, progress=progress)
@@ -248,7 +244,7 @@ def create_store(
 
 def open_store(where: str, *, table: str = _TABLE, progress: Progress = SILENT) -> _Store:
     """Open an index that trundle built, to search it."""
-    if _is_address(where):
+    if where.partition("://")[0] in _POSTGRES:
         from trundle.index.postgres import _PostgresStore
 
         return _PostgresStore.open(where, table, progress=progress)

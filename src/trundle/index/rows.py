@@ -129,8 +129,16 @@ class _Wish:
         return _one_of(there, self.table, what, where, "--table")
 
     def texts_of(self, there: Sequence[str], where: str) -> str:
-        """Return the column of texts."""
-        return _text_column(there, self.texts, where)
+        """Return the column of texts: the one that is named, one with a usual name, or the only one."""
+        if self.texts is not None and self.texts not in there:
+            raise BadInput(f"{where} has no column of texts {self.texts!r}; pass one of: {_listed(there)}")
+        usual = [name for name in ((self.texts,) if self.texts else _TEXT_NAMES) if name in there]
+        if usual or len(there) == 1:
+            return (usual or list(there))[0]
+        if not there:
+            raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
+        what = f"{where} may hold texts in several columns"
+        raise BadInput(f"{what}; name one with --text-column: {_listed(there)}")
 
     def vectors_of(self, there: Sequence[str], what: str, where: str) -> str:
         """Return the column of vectors."""
@@ -386,20 +394,6 @@ def _field(row: Mapping[str, Any], name: str) -> Any:
     outer, _, inner = name.partition(".")
     below = row.get(outer)
     return _field(below, inner) if inner and isinstance(below, Mapping) else None
-
-
-def _text_column(there: Sequence[str], wanted: str | None, where: str) -> str:
-    """Return the column of texts: the one that is named, one with a usual name, or the only one."""
-    if wanted is not None and wanted not in there:
-        raise BadInput(f"{where} has no column of texts {wanted!r}; pass one of: {_listed(there)}")
-    usual = [name for name in ((wanted,) if wanted else _TEXT_NAMES) if name in there]
-    if usual or len(there) == 1:
-        return (usual or list(there))[0]
-    if not there:
-        raise BadInput(f"{where} has no column of texts; only an index with its texts can be read")
-    raise BadInput(
-        f"{where} may hold texts in several columns; name one with --text-column: {_listed(there)}"
-    )
 
 
 def _one_of(there: Sequence[str], wanted: str | None, what: str, where: str, flag: str) -> str:

@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 
 from trundle.errors import BadInput
-from trundle.index.rows import (
-    _BATCH_ROWS,
-    IndexReader,
-    Metric,
-    _import,
-    _listed,
-    _one_of,
-    _RawRows,
-    _text_column,
-    _Wish,
-)
+from trundle.index.rows import _BATCH_ROWS, IndexReader, Metric, _import, _listed, _one_of, _RawRows, _Wish
 
 _VECTOR = re.compile(r"([\w]+)\s+(float|f32|int8|i8)\s*\[(\d+)\]([^,]*)", re.IGNORECASE)
 _TEXT = re.compile(r"[+]?\s*\"?(\w+)\"?\s+text\b", re.IGNORECASE)
@@ -51,8 +41,8 @@ class _SqliteVecReader(IndexReader):
             self._table, body = _quoted(table), tables[table].partition("(")[2]
             width, metric = self._vectors(body, wish, where)
             # A chunk of wide vectors is larger than SQLite's own cache: each row would read it again.
-            self._database.execute(f"PRAGMA cache_size = -{_ROWS_IN_CHUNK * width * 4 // 1024 + _CACHE_KIB}")
-            self._choose_texts(body, list(tables), wish.texts, where)
+            self._client.execute(f"PRAGMA cache_size = -{_ROWS_IN_CHUNK * width * 4 // 1024 + _CACHE_KIB}")
+            self._choose_texts(body, list(tables), wish, where)
             super().__init__(where, count=count, width=width, metric=metric)
 
     def _one(self, query: str) -> Any:
@@ -67,11 +57,12 @@ class _SqliteVecReader(IndexReader):
         asked = metric.group(1).lower() if metric else "l2"
         return int(width), self._known_metric(asked, _METRICS, where)
 
-    def _choose_texts(self, body: str, tables: Sequence[str], wanted: str | None, where: str) -> None:
+    def _choose_texts(self, body: str, tables: Sequence[str], wish: _Wish, where: str) -> None:
         """Choose a column of the table itself, or `table.column` of another one."""
+        wanted = wish.texts
         own = [name for name in _TEXT.findall(body) if name.lower() not in ("partition", "primary")]
         if own and (wanted is None or "." not in wanted):
-            self._join, self._text = "", f"v.{_quoted(_text_column(own, wanted, where))}"
+            self._join, self._text = "", f"v.{_quoted(wish.texts_of(own, where))}"
             return
         others = {
             f"{table}.{column}": (str(table), str(column))
@@ -86,7 +77,7 @@ class _SqliteVecReader(IndexReader):
             there = _listed([*own, *others])
             raise BadInput(f"{where} has no column of texts {wanted!r}; pass one of: {there}")
         if wanted is None and len(named) > 1:
-            usual = _text_column([others[one][1] for one in named], None, where)
+            usual = wish.texts_of([others[one][1] for one in named], where)
             named = [one for one in named if others[one][1] == usual]
         name = _one_of(named, None, "column of texts", where, "--text-column")
         table, column = map(_quoted, others[name])
