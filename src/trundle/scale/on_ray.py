@@ -22,36 +22,10 @@ from trundle.data.texts import no_training_rows
 from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError, WriteFailed
 from trundle.folders import scratch_folder
 from trundle.progress import SILENT, Progress
-from trundle.scale.shard_plan import (
-    _FilePart,
-    _list_parts,
-    _range_length,
-    _ShardPlanner,
-    _ShardRange,
-    _split_ranges,
-)
-from trundle.scale.shard_writer import (
-    TeacherSpec,
-    _check_range,
-    _failed,
-    _hash_texts,
-    _open_teacher,
-    _reset_failures,
-    _ShardWriter,
-    _WorkerResult,
-    _WorkerSettings,
-)
+from trundle.scale import shard_plan, shard_writer
+from trundle.scale.shard_writer import TeacherSpec
+from trundle.teacher import shards as store
 from trundle.teacher.labelling import locked_targets, other_texts_error, other_width_error, start_or_resume
-from trundle.teacher.shards import (
-    SHARD_SIZE,
-    Dtype,
-    Manifest,
-    Record,
-    drop_records,
-    read_record,
-    recorded,
-    write_record,
-)
 from trundle.teacher.targets import Targets, open_targets
 
 try:
@@ -68,7 +42,7 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 """Sends no usage statistics, and keeps the logs of Ray's processes in their files."""
 _PLAN = "plan"
 
-_Work = Sequence[tuple[_ShardRange, bytes]]
+_Work = Sequence[tuple[shard_plan._ShardRange, bytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +59,8 @@ def build_on_ray(
     *,
     address: str = _HERE,
     workers: int | None = None,
-    dtype: Dtype = "float16",
-    shard_size: int = SHARD_SIZE,
+    dtype: store.Dtype = "float16",
+    shard_size: int = store.SHARD_SIZE,
     progress: Progress = SILENT,
 ) -> Targets:
     """Store the teacher's vector of every text of `sources`; an interrupted build resumes.
@@ -94,29 +68,29 @@ def build_on_ray(
     Sources are parquet, local or in object storage. All nodes must see `folder` and the model under the same
     paths.
     """
-    parts = _list_parts(sources)
+    parts = shard_plan._list_parts(sources)
     path = Path(folder).resolve()
     # The lock comes first: a second driver would take the plan and the records of this one for its own.
     with locked_targets(path, progress), _connected(address), _quiet_data():
         each = _divide(workers, spec.threads, may_use_gpus=not spec.runtime)
         manifest = _started(path, spec, dtype, shard_size)
-        settings = _WorkerSettings(
+        settings = shard_writer._WorkerSettings(
             teacher=spec, identity=manifest.teacher, folder=str(path), dtype=dtype, workers=each.count
         )
-        _reset_failures(path)
+        shard_writer._reset_failures(path)
         try:
             with scratch_folder(path, _PLAN) as scratch:
                 planner = _hash_parts(parts, scratch, progress)
                 duplicates = planner.duplicates()
                 ends = list(planner.shard_ends(duplicates, shard_size))
-                length = _range_length(len(ends), each.count)
-                work = list(_split_ranges(parts, planner.starts, ends, duplicates, length))
+                length = shard_plan._range_length(len(ends), each.count)
+                work = list(shard_plan._split_ranges(parts, planner.starts, ends, duplicates, length))
             _check_same_texts(path, manifest, len(ends), work)
             _write_shards(work, settings, each, progress)
         except TrundleError as error:
-            done = len(recorded(path))
+            done = len(store.recorded(path))
             if manifest.complete:
-                drop_records(path)
+                store.drop_records(path)
             elif done and not isinstance(error, OtherTexts):
                 progress.say(f"{done} shards are finished in {path}; run again to resume")
             raise
@@ -212,11 +186,11 @@ def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> 
     return each
 
 
-def _started(path: Path, spec: TeacherSpec, dtype: Dtype, shard_size: int) -> Manifest:
+def _started(path: Path, spec: TeacherSpec, dtype: store.Dtype, shard_size: int) -> store.Manifest:
     """Return the manifest of a new or resumed folder, and write a record of each shard in it."""
-    manifest = start_or_resume(path, _open_teacher(spec).manifest(dtype, shard_size))
+    manifest = start_or_resume(path, shard_writer._open_teacher(spec).manifest(dtype, shard_size))
     for number, shard in enumerate(manifest.shards):
-        write_record(path, number, Record(width=manifest.width, shard=shard))
+        store.write_record(path, number, store.Record(width=manifest.width, shard=shard))
     return manifest
 
 
@@ -224,19 +198,21 @@ def _dataset(items: Sequence[Mapping[str, Any]]) -> Any:
     return ray_data.from_items(list(items), override_num_blocks=len(items))
 
 
-def _rows(dataset: Any) -> Iterator[tuple[Mapping[str, Any], _WorkerResult]]:
+def _rows(dataset: Any) -> Iterator[tuple[Mapping[str, Any], shard_writer._WorkerResult]]:
     """Yield the rows of a dataset with their results; a worker's error is raised."""
     try:
         for row in dataset.iter_rows():
-            yield row, _WorkerResult.model_validate_json(row["result"]).checked()
+            yield row, shard_writer._WorkerResult.model_validate_json(row["result"]).checked()
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
         raise WriteFailed(f"the cluster failed ({reason}); check its nodes, then run again") from error
 
 
-def _hash_parts(parts: Sequence[_FilePart], scratch: Path, progress: Progress) -> _ShardPlanner:
+def _hash_parts(
+    parts: Sequence[shard_plan._FilePart], scratch: Path, progress: Progress
+) -> shard_plan._ShardPlanner:
     """Run the first pass; a file without training texts is an error."""
-    planner = _ShardPlanner(scratch, parts=len(parts), rows=sum(part.rows for part in parts))
+    planner = shard_plan._ShardPlanner(scratch, parts=len(parts), rows=sum(part.rows for part in parts))
     items = [{"number": number, "part": part.model_dump_json()} for number, part in enumerate(parts)]
     with progress.task("reading texts", len(parts)) as advance:
         for row, _ in _rows(_dataset(items).map_batches(_hash_row, batch_size=1)):
@@ -252,19 +228,19 @@ def _hash_parts(parts: Sequence[_FilePart], scratch: Path, progress: Progress) -
 
 
 def _hash_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    part = _FilePart.model_validate_json(batch["part"][0])
-    result, hashes, lengths = _WorkerResult(), b"", b""
+    part = shard_plan._FilePart.model_validate_json(batch["part"][0])
+    result, hashes, lengths = shard_writer._WorkerResult(), b"", b""
     try:
-        hashes, lengths = _hash_texts(part)
+        hashes, lengths = shard_writer._hash_texts(part)
     except Exception as error:
-        result = _failed(error, "can't read its texts")
+        result = shard_writer._failed(error, "can't read its texts")
     encoded = [result.model_dump_json()]
     return {"number": batch["number"], "hashes": [hashes], "lengths": [lengths], "result": encoded}
 
 
-def _check_same_texts(path: Path, manifest: Manifest, shards: int, work: _Work) -> None:
+def _check_same_texts(path: Path, manifest: store.Manifest, shards: int, work: _Work) -> None:
     """Reject a folder of other texts before anything is written."""
-    there = set(recorded(path))
+    there = set(store.recorded(path))
     if (there and max(there) >= shards) or (manifest.complete and len(manifest.shards) != shards):
         raise other_texts_error(path)
     started = [
@@ -278,12 +254,14 @@ def _check_same_texts(path: Path, manifest: Manifest, shards: int, work: _Work) 
 
 
 def _check_row(batch: Mapping[str, Any]) -> dict[str, Any]:
-    shards = _ShardRange.model_validate_json(batch["range"][0])
-    result = _check_range(Path(batch["folder"][0]), shards, batch["duplicates"][0])
+    shards = shard_plan._ShardRange.model_validate_json(batch["range"][0])
+    result = shard_writer._check_range(Path(batch["folder"][0]), shards, batch["duplicates"][0])
     return {"result": [result.model_dump_json()]}
 
 
-def _write_shards(work: _Work, settings: _WorkerSettings, each: _Workers, progress: Progress) -> None:
+def _write_shards(
+    work: _Work, settings: shard_writer._WorkerSettings, each: _Workers, progress: Progress
+) -> None:
     """Run the second pass; Ray Data restarts workers that died and passes them the same range again."""
     items = [{"range": shards.model_dump_json(), "duplicates": duplicates} for shards, duplicates in work]
     dataset = _dataset(items).map_batches(
@@ -303,18 +281,18 @@ class _Labeller:
     """Writes the shards of one range per row, on a worker; the teacher is opened once."""
 
     def __init__(self, settings: str) -> None:
-        self._writer = _ShardWriter(_WorkerSettings.model_validate_json(settings))
+        self._writer = shard_writer._ShardWriter(shard_writer._WorkerSettings.model_validate_json(settings))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        shards = _ShardRange.model_validate_json(batch["range"][0])
+        shards = shard_plan._ShardRange.model_validate_json(batch["range"][0])
         return {"result": [self._writer.write(shards, batch["duplicates"][0]).model_dump_json()]}
 
 
-def _finish(path: Path, manifest: Manifest, shards: int, left_out: int) -> None:
+def _finish(path: Path, manifest: store.Manifest, shards: int, left_out: int) -> None:
     """Collect the records into the manifest that one process would have written."""
-    records: list[Record] = []
+    records: list[store.Record] = []
     for number in range(shards):
-        record = read_record(path, number)
+        record = store.read_record(path, number)
         if record is None:
             raise WriteFailed(f"the record of shard {number} in {path} is missing; run again to rebuild it")
         if record.width != (records or [record])[0].width:
@@ -322,5 +300,5 @@ def _finish(path: Path, manifest: Manifest, shards: int, left_out: int) -> None:
         records.append(record)
     manifest = manifest.with_shards([record.shard for record in records], records[0].width)
     manifest.model_copy(update={"complete": True, "repeats": left_out}).write(path)
-    drop_records(path)
-    _reset_failures(path)
+    store.drop_records(path)
+    shard_writer._reset_failures(path)

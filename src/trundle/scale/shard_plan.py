@@ -25,18 +25,8 @@ from numpy.typing import NDArray
 from pyarrow import fs
 from pydantic import BaseModel
 
-from trundle.data.texts import (
-    Text,
-    may_hold_texts,
-    needed_columns,
-    no_rows,
-    no_training_rows,
-    parquet_rows,
-    parse_columns,
-    parse_source,
-    texts_of,
-    training_row,
-)
+from trundle.data import texts as reading
+from trundle.data.texts import Text
 from trundle.errors import BadInput
 from trundle.teacher.labelling import SHARD_CHARACTERS
 
@@ -92,7 +82,7 @@ def _read_parts(parts: Iterable[_FilePart]) -> Iterator[Text]:
             found += 1
             yield text
         if not found:
-            raise no_training_rows(path)
+            raise reading.no_training_rows(path)
 
 
 def _read_part(part: _FilePart) -> Iterator[Text]:
@@ -101,21 +91,21 @@ def _read_part(part: _FilePart) -> Iterator[Text]:
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(part.path, error) from error
     with opened:
-        needed = needed_columns(part.columns, may_hold_texts)
-        rows = parquet_rows(opened, part.path, needed, groups=list(part.groups), before=part.before)
-        usable = (training_row(row, part.columns) for row in rows)
-        yield from texts_of(row for row in usable if row is not None)
+        needed = reading.needed_columns(part.columns, reading.may_hold_texts)
+        rows = reading.parquet_rows(opened, part.path, needed, groups=list(part.groups), before=part.before)
+        usable = (reading.training_row(row, part.columns) for row in rows)
+        yield from reading.texts_of(row for row in usable if row is not None)
 
 
 def _files(source: str) -> list[tuple[str, str, dict[str, str]]]:
     """Return the parquet files of a source as storage, path and columns."""
     if not _is_remote(source):
-        local = parse_source(source)
+        local = reading.parse_source(source)
         for file in local.files:
             if file.suffix.lower() != _ENDING:
                 raise BadInput(f"{file} is not parquet, the only format a cluster reads; convert it first")
         return [("", str(file.resolve()), dict(local.columns)) for file in local.files]
-    uri, columns = parse_columns(source)
+    uri, columns = reading.parse_columns(source)
     storage, path = _resolved(uri)
     try:
         info = storage.get_file_info(path)
@@ -138,7 +128,7 @@ def _parts_of(storage: str, path: str, columns: dict[str, str]) -> list[_FilePar
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     if not metadata.num_rows:
-        raise no_rows(path)
+        raise reading.no_rows(path)
     part = partial(_FilePart, storage=storage, path=path, columns=columns)
     found: list[_FilePart] = []
     first = before = rows = 0

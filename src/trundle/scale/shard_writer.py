@@ -21,27 +21,10 @@ from trundle.data.environment import environment_pairs
 from trundle.data.texts import Text, read_texts
 from trundle.errors import BadInput, BadModel, MissingExtra, TrundleError
 from trundle.progress import SILENT, Progress
-from trundle.scale.shard_plan import (
-    _FilePart,
-    _is_remote,
-    _list_parts,
-    _read_part,
-    _read_parts,
-    _shard_texts,
-    _ShardRange,
-)
+from trundle.scale import shard_plan
+from trundle.teacher import shards as store
 from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import build_targets, encode_by_role, fingerprint, other_texts_error, text_key
-from trundle.teacher.shards import (
-    SHARD_SIZE,
-    Dtype,
-    Record,
-    is_intact,
-    read_manifest,
-    read_record,
-    write_record,
-    write_shard,
-)
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, graph_teacher, open_teacher
 
@@ -72,8 +55,8 @@ def build_local(
     spec: TeacherSpec,
     folder: str | Path,
     *,
-    dtype: Dtype = "float16",
-    shard_size: int = SHARD_SIZE,
+    dtype: store.Dtype = "float16",
+    shard_size: int = store.SHARD_SIZE,
     progress: Progress = SILENT,
 ) -> Targets:
     """Store the teacher's vector of every text of `sources`; an interrupted build resumes."""
@@ -90,8 +73,8 @@ def build_local(
 def _texts(source: str, progress: Progress) -> Iterator[Text]:
     if source == ENVIRONMENT:
         return as_texts(environment_pairs(progress=progress))
-    if _is_remote(source):
-        return _read_parts(_list_parts([source]))
+    if shard_plan._is_remote(source):
+        return shard_plan._read_parts(shard_plan._list_parts([source]))
     return read_texts(source)
 
 
@@ -125,7 +108,7 @@ class _WorkerSettings(BaseModel, frozen=True, extra="forbid"):
     teacher: TeacherSpec
     identity: str
     folder: str
-    dtype: Dtype
+    dtype: store.Dtype
     workers: int = 1
 
 
@@ -152,19 +135,19 @@ def _failed(error: Exception, doing: str) -> _WorkerResult:
     return _WorkerResult(error="BadModel", message=message)
 
 
-def _hash_texts(part: _FilePart) -> tuple[bytes, bytes]:
+def _hash_texts(part: shard_plan._FilePart) -> tuple[bytes, bytes]:
     keys, lengths = bytearray(), []
-    for number, text in enumerate(_read_part(part), 1):
+    for number, text in enumerate(shard_plan._read_part(part), 1):
         keys += text_key(text, number)
         lengths.append(len(text.text))
     return bytes(keys), np.asarray(lengths, dtype="<u4").tobytes()
 
 
-def _check_range(folder: Path, shards: _ShardRange, duplicates: bytes) -> _WorkerResult:
+def _check_range(folder: Path, shards: shard_plan._ShardRange, duplicates: bytes) -> _WorkerResult:
     """Check that the finished shards of a range are of these texts; nothing is written."""
     try:
-        for number, texts in enumerate(_shard_texts(shards, duplicates), shards.first):
-            record = read_record(folder, number)
+        for number, texts in enumerate(shard_plan._shard_texts(shards, duplicates), shards.first):
+            record = store.read_record(folder, number)
             if record is not None and record.shard.texts_fingerprint != _fingerprint(texts):
                 raise other_texts_error(folder)
     except Exception as error:
@@ -188,21 +171,21 @@ class _ShardWriter:
         except Exception as error:
             self._broken = _failed(error, f"can't open {settings.teacher.model}")
 
-    def write(self, shards: _ShardRange, duplicates: bytes) -> _WorkerResult:
+    def write(self, shards: shard_plan._ShardRange, duplicates: bytes) -> _WorkerResult:
         """Write the missing shards of a range; each is recorded as soon as its files are written."""
         if self._broken is not None:
             return self._broken
         labelled = 0
         try:
             with _count_failures(self._folder, f"{shards.first:05d}"):
-                for number, texts in enumerate(_shard_texts(shards, duplicates), shards.first):
+                for number, texts in enumerate(shard_plan._shard_texts(shards, duplicates), shards.first):
                     labelled += self._write(number, texts)
         except Exception as error:
             return _failed(error, f"can't write the shards from {shards.first} on")
         return _WorkerResult(texts=shards.texts, labelled=labelled)
 
     def _open(self) -> Teacher:
-        manifest = read_manifest(self._folder)
+        manifest = store.read_manifest(self._folder)
         if manifest is None or manifest.teacher != self._settings.identity:
             raise BadInput(f"it does not see {self._folder}; put the store on a disk that all nodes share")
         with _count_failures(self._folder, "opening", at_once=self._settings.workers):
@@ -214,15 +197,17 @@ class _ShardWriter:
     def _write(self, number: int, texts: list[Text]) -> int:
         """Return the number of texts that had to be encoded: all or none."""
         texts_fingerprint = _fingerprint(texts)
-        record = read_record(self._folder, number)
+        record = store.read_record(self._folder, number)
         if record is not None:
             if record.shard.texts_fingerprint != texts_fingerprint:
                 raise other_texts_error(self._folder)
-            if is_intact(self._folder, number, record.shard):
+            if store.is_intact(self._folder, number, record.shard):
                 return 0
         assert self._teacher.embedder is not None
         vectors = encode_by_role(self._teacher.embedder, texts)
         dtype = self._settings.dtype
-        shard = write_shard(self._folder, number, texts, vectors, dtype=dtype, fingerprint=texts_fingerprint)
-        write_record(self._folder, number, Record(width=vectors.shape[1], shard=shard))
+        shard = store.write_shard(
+            self._folder, number, texts, vectors, dtype=dtype, fingerprint=texts_fingerprint
+        )
+        store.write_record(self._folder, number, store.Record(width=vectors.shape[1], shard=shard))
         return len(texts)

@@ -32,7 +32,7 @@ import httpx2
 import numpy as np
 
 from trundle.cache import cache_entry
-from trundle.embedder import Embedder, Vectors
+from trundle.embedder import Embedder, Vectors, _plain
 from trundle.errors import BadInput, BadModel, WriteFailed
 from trundle.teacher.shards import _DIGEST_BYTES
 
@@ -216,7 +216,7 @@ def _endpoint_embedder(
     url = f"{address}/embeddings"
     poster = _Poster(url=url, key_variable=key_variable, retries=retries, timeout=timeout)
     encode = _EmbeddingsClient(poster, model, batch_size).encode
-    return Embedder(name=f"{model} at {address}", text=encode, query=encode, document=encode)
+    return _plain(f"{model} at {address}", encode)
 
 
 def _endpoint_id(url: str, model: str) -> str:
@@ -321,7 +321,7 @@ def _asked_once(endpoint: Embedder, identity: str, *, most: int | None = None) -
             return endpoint.text([])
         return np.stack([known[text] for text in texts])
 
-    return Embedder(name=endpoint.name, text=encode, query=encode, document=encode)
+    return _plain(endpoint.name, encode)
 
 
 class _Answers:

@@ -26,14 +26,8 @@ from trundle.embedder import Embedder, Role, Tokens, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel, OtherTexts, TrundleError, WriteFailed
 from trundle.folders import locked_folder
 from trundle.progress import SILENT, Advance, Progress, ahead
-from trundle.teacher.shards import (
-    Manifest,
-    _with_recorded,
-    drop_records,
-    is_intact,
-    read_manifest,
-    write_shard,
-)
+from trundle.teacher import shards as store
+from trundle.teacher.shards import Manifest, write_shard
 from trundle.teacher.targets import Targets, open_targets
 
 SHARD_CHARACTERS = 1 << 25
@@ -48,16 +42,6 @@ _HASHED_TEXTS = 1024
 
 _LabelItem: TypeAlias = "tuple[Text, Vectors | None]"
 """A text, and its vector if that is known already."""
-
-
-@dataclass(frozen=True)
-class _VectorSource:
-    """How vectors are computed: `prepare` runs in a thread, while those of the items before are computed."""
-
-    label: Callable[[Any, Advance], Vectors]
-    prepare: Callable[[list[_LabelItem]], Any] = lambda items: items
-    texts_per_call: int = 0
-    """It gets several shards at once if they have no more texts than this and it is quick."""
 
 
 class _Seen:
@@ -138,47 +122,48 @@ def build_targets(
         return vectors
 
     total = len(texts) if isinstance(texts, Sized) else None
-    source = _VectorSource(label, prepare, teacher.texts_per_call or 0)
-    return _store(((text, None) for text in texts), source, wanted, folder, total=total, progress=progress)
+    items, at_once = ((text, None) for text in texts), teacher.texts_per_call or 0
+    return _store(items, label, wanted, folder, prepare, at_once, total=total, progress=progress)
 
 
 def _store(
     items: Iterable[_LabelItem],
-    source: _VectorSource,
+    label: Callable[[Any, Advance], Vectors],
     wanted: Manifest,
     folder: str | Path,
+    prepare: Callable[[list[_LabelItem]], Any] = lambda items: items,
+    texts_per_call: int = 0,
     *,
     total: int | None = None,
     progress: Progress = SILENT,
 ) -> Targets:
-    """Fill or finish a folder that must match `wanted`."""
+    """Fill or finish a folder that must match `wanted`; `label` gets what `prepare` makes in a thread.
+
+    It gets several shards at once if they have no more texts than `texts_per_call` and it is quick.
+    """
     path = Path(folder)
     with locked_targets(path, progress):
-        manifest = _with_recorded(path, start_or_resume(path, wanted))
+        manifest = store._with_recorded(path, start_or_resume(path, wanted))
         splitter = _Splitter(items=items, shard_size=wanted.shard_size)
         written: Future[Manifest] = Future()
         written.set_result(manifest)
         try:
             with (
                 progress.task("teacher vectors", total) as advance,
+                ahead(splitter.split(advance), count=max(1, texts_per_call // wanted.shard_size)) as ready,
                 ahead(
-                    splitter.split(advance), count=max(1, source.texts_per_call // wanted.shard_size)
-                ) as ready,
-                ahead(
-                    (shards, source.prepare([item for _, pending in shards for item in pending.items]))
-                    for shards in _calls(
-                        _missing(path, manifest, ready, progress, advance), source.texts_per_call
-                    )
+                    (shards, prepare([item for _, pending in shards for item in pending.items]))
+                    for shards in _calls(_missing(path, manifest, ready, progress, advance), texts_per_call)
                 ) as calls,
                 ThreadPoolExecutor(1) as pool,
             ):
                 for shards, prepared in calls:
-                    vectors = source.label(prepared, advance)
+                    vectors = label(prepared, advance)
                     written.result()  # raises the error of the thread; memory holds three calls
                     written = pool.submit(_add_shards, path, written, shards, vectors)
                 manifest = written.result()
         except TrundleError as error:
-            there = read_manifest(path)
+            there = store.read_manifest(path)
             if there is not None and there.shards and not isinstance(error, OtherTexts):
                 progress.say(f"{there.count} texts have their vectors in {path}; run again to resume")
             raise
@@ -190,7 +175,7 @@ def _store(
             progress.say(f"{splitter.repeats} duplicate texts were left out")
         if not manifest.complete:
             manifest.model_copy(update={"complete": True, "repeats": splitter.repeats}).write(path)
-        drop_records(path)
+        store.drop_records(path)
         return open_targets(path)
 
 
@@ -304,7 +289,7 @@ def start_or_resume(path: Path, wanted: Manifest) -> Manifest:
     """Return the folder's manifest, or write `wanted` to a new folder; any other folder is an error."""
     if wanted.shard_size < 1:
         raise BadInput(f"the shard size is {wanted.shard_size}; pass 1 or more")
-    there = read_manifest(path)
+    there = store.read_manifest(path)
     if there is None:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -333,7 +318,7 @@ def _missing(
         shard = manifest.shards[number] if number < len(manifest.shards) else None
         if manifest.complete if shard is None else shard.texts_fingerprint != pending.fingerprint:
             raise other_texts_error(path)
-        if shard is not None and is_intact(path, number, shard):
+        if shard is not None and store.is_intact(path, number, shard):
             advance(len(pending.items))
             continue
         if shard is not None:

@@ -28,7 +28,7 @@ from trundle.data.texts import BUFFER_BYTES, KINDS, Text, checked_text
 from trundle.embedder import Embedder, Encode, Role, Vectors
 from trundle.errors import BadInput, OtherTexts
 from trundle.progress import SILENT, Advance, Progress
-from trundle.teacher.labelling import _LabelItem, _store, _VectorSource, role_of
+from trundle.teacher.labelling import _LabelItem, _store, role_of
 from trundle.teacher.shards import _UNIT_TOLERANCE, SHARD_SIZE, Manifest, _content_digest, read_manifest
 from trundle.teacher.targets import Targets, find_targets
 
@@ -57,7 +57,7 @@ class _TableTeacher:
     ) -> Targets:
         """Copy the table into a folder of targets."""
         wanted = Manifest(teacher=self.teacher_id, shard_size=shard_size)
-        return _store(self.items(), _VectorSource(_known), wanted, folder, total=self.rows, progress=progress)
+        return _store(self.items(), _known, wanted, folder, total=self.rows, progress=progress)
 
     def items(self) -> Iterator[_LabelItem]:
         """Yield the rows; an invalid one is an error that names it."""
@@ -163,35 +163,32 @@ class IndexRows:
         self, folder: str | Path, *, shard_size: int = SHARD_SIZE, progress: Progress = SILENT
     ) -> Targets:
         """Read the rows into a store and close the index; a complete store is not read again."""
+        path = Path(folder)
         with closing(self.reader):
-            return self._targets(Path(folder), shard_size, progress)
+            if self.fresh:
+                shutil.rmtree(path, ignore_errors=True)
+            if (found := find_targets(path)) is not None:
+                return found
+            try:
+                made = self._read(path, shard_size, progress)
+            except OtherTexts:
+                what = f"{self.reader.where} has changed since its rows were read"
+                progress.say(f"{what}, so they are read again")
+                shutil.rmtree(path, ignore_errors=True)
+                made = self._read(path, shard_size, progress)
+            if said := self.reader.counts.says():
+                progress.say(said)
+            return made
 
-    def _targets(self, path: Path, shard_size: int, progress: Progress) -> Targets:
-        if self.fresh:
-            shutil.rmtree(path, ignore_errors=True)
-        if (found := find_targets(path)) is not None:
-            return found
+    def _read(self, path: Path, shard_size: int, progress: Progress) -> Targets:
         wanted = Manifest(
             teacher=f"{self.teacher_id} {self.most} {self.seed}",
             dtype="float32" if self.keeps_length else "float16",
             shard_size=shard_size,
         )
-        total = min(self.most, self.reader.count)
-
-        def read() -> Targets:
-            stored = read_manifest(path)
-            items = self._items(at_least=0 if stored is None else stored.count)
-            return _store(items, _VectorSource(_known), wanted, path, total=total, progress=progress)
-
-        try:
-            made = read()
-        except OtherTexts:
-            progress.say(f"{self.reader.where} has changed since its rows were read, so they are read again")
-            shutil.rmtree(path, ignore_errors=True)
-            made = read()
-        if said := self.reader.counts.says():
-            progress.say(said)
-        return made
+        total, stored = min(self.most, self.reader.count), read_manifest(path)
+        items = self._items(at_least=0 if stored is None else stored.count)
+        return _store(items, _known, wanted, path, total=total, progress=progress)
 
     def _items(self, *, at_least: int) -> Iterator[_LabelItem]:
         end, count = time.monotonic() + self.seconds, 0

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from hashlib import blake2b
@@ -24,17 +23,8 @@ from trundle.data.texts import Kind, Text
 from trundle.embedder import Embedder, Encode, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel
 from trundle.progress import SILENT, Progress
-from trundle.teacher.shards import (
-    _KIND_CODES,
-    Manifest,
-    _has_size,
-    _Part,
-    _part_path,
-    _read_ranges,
-    _read_rows,
-    is_intact,
-    read_manifest,
-)
+from trundle.teacher import shards as store
+from trundle.teacher.shards import Manifest
 
 _TEXTS_AT_ONCE = 512
 
@@ -52,9 +42,9 @@ class Targets:
         self.manifest = manifest
         self.is_share = False
         shards = range(len(manifest.shards)) if shards is None else shards
-        self._index = np.concatenate([np.load(_part_path(folder, shard, "index")) for shard in shards])
-        self._paths: dict[_Part, list[Path]] = {
-            part: [_part_path(folder, shard, part) for shard in shards] for part in ("texts", "vectors")
+        self._index = np.concatenate([np.load(store._part_path(folder, shard, "index")) for shard in shards])
+        self._paths: dict[store._Part, list[Path]] = {
+            part: [store._part_path(folder, shard, part) for shard in shards] for part in ("texts", "vectors")
         }
         self._opened = manifest.shards[shards.start : shards.stop]
         self._starts = np.cumsum([0, *(shard.count for shard in self._opened)])
@@ -86,7 +76,7 @@ class Targets:
     def of_kind(self, kind: Kind | None) -> NDArray[np.bool_]:
         """Return whether each text is of this kind."""
         codes = self._index["kind"][self._checked(np.arange(len(self)))]
-        return np.asarray(codes == _KIND_CODES.index(kind))
+        return np.asarray(codes == store._KIND_CODES.index(kind))
 
     def texts(self, positions: ArrayLike) -> list[str]:
         """Return texts in the order of the positions."""
@@ -94,11 +84,17 @@ class Targets:
         first = wanted == self._starts[self._shards(wanted)]
         starts = np.where(first, 0, self._index["end"][wanted - 1])
         sizes = self._index["end"][wanted] - starts
-        return [raw.decode("utf-8") for raw in self._read(wanted, starts, sizes)]
+        ranges = list(zip(starts.tolist(), sizes.tolist(), strict=True))
+        found = [""] * len(ranges)
+        for shard, places in self._by_shard(wanted):
+            read = store._read_ranges(self._paths["texts"][shard], [ranges[place] for place in places])
+            for place, content in zip(places, read, strict=True):
+                found[place] = content.decode("utf-8")
+        return found
 
     def kinds(self, positions: ArrayLike) -> list[Kind | None]:
         """Return kinds in the order of the positions."""
-        return [_KIND_CODES[code] for code in self._index["kind"][self._checked(positions)]]
+        return [store._KIND_CODES[code] for code in self._index["kind"][self._checked(positions)]]
 
     def vectors(self, positions: ArrayLike) -> Vectors:
         """Return vectors in the order of the positions, one row each."""
@@ -110,16 +106,11 @@ class Targets:
 
     def _rows(self, wanted: NDArray[np.int64]) -> NDArray[np.floating]:
         """Each shard's file is opened once, and read at once if at least half of what is read is wanted."""
-        shards = self._shards(wanted)
         found = np.empty((len(wanted), self.width), dtype=self.manifest.dtype)
-        order = np.argsort(shards, kind="stable")
-        ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
-        for places in np.split(order, ends[:-1]) if len(order) else ():
-            shard = int(shards[places[0]])
+        for shard, places in self._by_shard(wanted):
             header = self._opened[shard].vectors.size - self._opened[shard].count * found.strides[0]
-            _read_rows(
-                self._paths["vectors"][shard], header, wanted[places] - self._starts[shard], found, places
-            )
+            rows = wanted[places] - self._starts[shard]
+            store._read_rows(self._paths["vectors"][shard], header, rows, found, places)
         return found
 
     def chosen(self, positions: ArrayLike) -> list[Text]:
@@ -148,20 +139,13 @@ class Targets:
     def _shards(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.searchsorted(self._starts, wanted, side="right") - 1
 
-    def _read(
-        self, wanted: NDArray[np.int64], starts: NDArray[np.integer], sizes: NDArray[np.integer]
-    ) -> list[bytes]:
-        """Return the bytes of each text; each shard's file is opened once."""
-        ranges = list(zip(starts.tolist(), sizes.tolist(), strict=True))
-        by_shard: defaultdict[int, list[int]] = defaultdict(list)
-        for row, shard in enumerate(self._shards(wanted).tolist()):
-            by_shard[shard].append(row)
-        found = [b""] * len(ranges)
-        for shard, rows in by_shard.items():
-            read = _read_ranges(self._paths["texts"][shard], [ranges[row] for row in rows])
-            for row, content in zip(rows, read, strict=True):
-                found[row] = content
-        return found
+    def _by_shard(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each shard that holds some of the positions, and their places among those wanted."""
+        shards = self._shards(wanted)
+        order = np.argsort(shards, kind="stable")
+        ends = np.flatnonzero(np.diff(shards[order], append=-1)) + 1
+        for places in np.split(order, ends[:-1]) if len(order) else ():
+            yield int(shards[places[0]]), places
 
 
 class _TargetsPart(Targets):
@@ -182,7 +166,7 @@ class _TargetsPart(Targets):
 def find_targets(folder: str | Path) -> Targets | None:
     """Open a finished folder, or return None if it is not finished or a checksum does not match."""
     path = Path(folder)
-    manifest = read_manifest(path)
+    manifest = store.read_manifest(path)
     if manifest is None or not manifest.complete:
         return None
     return Targets(path, manifest) if _is_verified(path, _state(path)) else None
@@ -199,7 +183,7 @@ def _is_verified(folder: Path, state: object) -> bool:  # noqa: ARG001
     """Whether all checksums match; a folder is read once per process, unless its `state` changes."""
     shards = _finished_manifest(folder).shards
     with ThreadPoolExecutor() as pool:
-        return all(pool.map(is_intact, repeat(folder), range(len(shards)), shards))
+        return all(pool.map(store.is_intact, repeat(folder), range(len(shards)), shards))
 
 
 def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:
@@ -235,13 +219,13 @@ def open_share(folder: str | Path, *, rank: int, processes: int) -> Targets:
 def _check_sizes(path: Path, manifest: Manifest, shards: range) -> None:
     for number in shards:
         for part, stored in manifest.shards[number].files.items():
-            file = _part_path(path, number, part)
-            if not _has_size(file, stored):
+            file = store._part_path(path, number, part)
+            if not store._has_size(file, stored):
                 raise BadInput(f"{file} is missing or truncated; build the folder again")
 
 
 def _finished_manifest(folder: Path) -> Manifest:
-    manifest = read_manifest(folder)
+    manifest = store.read_manifest(folder)
     if manifest is None:
         raise BadInput(f"{folder} holds no teacher vectors; build them with trundle targets build")
     if not manifest.complete:
