@@ -32,6 +32,18 @@ _SHIPPED = files("trundle") / "recipes"
 _RENAMED = {("depth", "fraction"): "drop"}
 """Options that had another name; the old one still works, with a warning."""
 _ROW = "'- depth: {keep: 3}'"
+_EXPECTED = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "pass a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "pass a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "pass true or false"),
+    "literal_error": "pass {expected}",
+    "greater_than": "pass more than {gt:g}",
+    "greater_than_equal": "pass {ge:g} or more",
+    "less_than": "pass less than {lt:g}",
+    "less_than_equal": "pass {le:g} or less",
+    "value_error": "{error}",
+}
+"""What to do, by pydantic's type of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,27 +171,8 @@ def make_options(method: Method[Any, Any], given: Mapping[str, Any]) -> Options:
 
 
 def _expected(wrong: ErrorDetails) -> str:
-    limits = wrong.get("ctx", {})
-    match wrong["type"]:
-        case "int_parsing" | "int_type" | "int_from_float":
-            return "pass a whole number"
-        case "float_parsing" | "float_type" | "finite_number":
-            return "pass a number"
-        case "bool_parsing" | "bool_type":
-            return "pass true or false"
-        case "literal_error":
-            return f"pass {limits['expected']}"
-        case "greater_than":
-            return f"pass more than {limits['gt']:g}"
-        case "greater_than_equal":
-            return f"pass {limits['ge']:g} or more"
-        case "less_than":
-            return f"pass less than {limits['lt']:g}"
-        case "less_than_equal":
-            return f"pass {limits['le']:g} or less"
-        case "value_error":
-            return str(limits["error"])
-    return wrong["msg"].lower()
+    known = _EXPECTED.get(wrong["type"])
+    return wrong["msg"].lower() if known is None else known.format(**wrong.get("ctx", {}))
 
 
 def _row(row: object, name: str) -> tuple[str, dict[str, Any]]:

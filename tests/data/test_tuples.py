@@ -27,7 +27,7 @@ def json_lines(path: Path, *rows: Any) -> str:
 
 
 def read(tmp_path: Path, *rows: Any) -> list[Example]:
-    return list(_read_examples([json_lines(tmp_path / "t.jsonl", *rows)]))
+    return list(_read_examples(json_lines(tmp_path / "t.jsonl", *rows)))
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ from trundle.data.texts import (
     _checked_negatives,
     _DataRow,
     _negative_columns,
-    _parse_sources,
     _read_rows,
     checked_text,
     parse_source,
@@ -53,27 +52,26 @@ class Example:
     """The file it was read from, for batches of a single source."""
 
 
-def _read_examples(sources: str | Sequence[str]) -> Iterator[Example]:
+def _read_examples(source: str) -> Iterator[Example]:
     columns_of: dict[tuple[str, ...], tuple[str, str, list[str]]] = {}
-    for source in _parse_sources(sources):
-        example = None
-        for file in source.files:
-            for row in _read_rows(replace(source, files=(file,)), _is_example_column):
-                if row.columns not in columns_of:
-                    columns_of[row.columns] = _example_columns(row)
-                if "label" in row.columns and not _keeps_pair(row):
-                    continue
-                query, positive, negatives = columns_of[row.columns]
-                lists = [_checked_negatives(row.values[column], column, row.place) for column in negatives]
-                example = Example(
-                    query=checked_text(row.values[query], query, row.place),
-                    positive=checked_text(row.values[positive], positive, row.place),
-                    negatives=tuple(chain.from_iterable(lists)),
-                    source=str(file),
-                )
-                yield example
-        if example is None:
-            raise BadInput(f"{source.files[0]} has no row with label 1; pass a file that has positive pairs")
+    parsed, example = parse_source(source), None
+    for file in parsed.files:
+        for row in _read_rows(replace(parsed, files=(file,)), _is_example_column):
+            if row.columns not in columns_of:
+                columns_of[row.columns] = _example_columns(row)
+            if "label" in row.columns and not _keeps_pair(row):
+                continue
+            query, positive, negatives = columns_of[row.columns]
+            lists = [_checked_negatives(row.values[column], column, row.place) for column in negatives]
+            example = Example(
+                query=checked_text(row.values[query], query, row.place),
+                positive=checked_text(row.values[positive], positive, row.place),
+                negatives=tuple(chain.from_iterable(lists)),
+                source=str(file),
+            )
+            yield example
+    if example is None:
+        raise BadInput(f"{parsed.files[0]} has no row with label 1; pass a file that has positive pairs")
 
 
 def _is_example_column(column: str) -> bool:

@@ -35,26 +35,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trundle.cache import cache_entry, file_state, locked
-from trundle.data.texts import (
-    _NEGATIVE,
-    _SPLIT,
-    _TRAIN,
-    BUFFER_BYTES,
-    KINDS,
-    Text,
-    _check_unique,
-    _DataRow,
-    _make_texts,
-    _read_rows,
-    _Source,
-    _text_columns,
-    may_hold_texts,
-    needed_columns,
-    parquet_rows,
-    parse_source,
-    texts_of,
-    training_row,
-)
+from trundle.data import texts as reading
+from trundle.data.texts import Text
 from trundle.errors import BadInput, TrundleError, WriteFailed
 from trundle.folders import atomic_folder, remove_folder
 from trundle.progress import SILENT, Advance, Progress
@@ -67,7 +49,7 @@ _PIECE_BYTES = 4 << 20
 _BATCH = 1024
 _TEXTS, _INDEX, _RECORD = "texts.bin", "index.npy", "store.json"
 _ENTRY = np.dtype([("key", "<u8", 2), ("length", "<i8"), ("kind", "<i8")])
-_KINDS = (None, *KINDS)
+_KINDS = (None, *reading.KINDS)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _WORKER = "from trundle.data.text_store import _work; _work()"
 
@@ -110,16 +92,18 @@ class TextStore:
             chosen = positions[first : first + _BATCH]
             spans = zip(self._borders[chosen].tolist(), self._borders[chosen + 1].tolist(), strict=True)
             texts = [str(self._data[start:end], "utf-8", "surrogatepass") for start, end in spans]
-            yield from _make_texts(texts, map(_KINDS.__getitem__, self._index["kind"][chosen].tolist()))
+            yield from reading._make_texts(
+                texts, map(_KINDS.__getitem__, self._index["kind"][chosen].tolist())
+            )
 
 
 def _is_stored(name: str) -> bool:
-    return _cached(parse_source(name)).is_dir()
+    return _cached(reading.parse_source(name)).is_dir()
 
 
 def _read_store(name: str, progress: Progress = SILENT) -> TextStore:
     """Open the texts of a source; those of a large source are first written to the cache."""
-    source = parse_source(name)
+    source = reading.parse_source(name)
     if sum(file.stat().st_size for file in source.files) < _LARGE:
         stream, pieces = BytesIO(), list(_pieces(source))
         index = _joined(pieces, (_read_piece(piece, stream) for piece in pieces))
@@ -145,7 +129,7 @@ def _read_store(name: str, progress: Progress = SILENT) -> TextStore:
     return store
 
 
-def _cached(source: _Source) -> Path:
+def _cached(source: reading._Source) -> Path:
     states = [file_state(str(file.resolve())) for file in source.files]
     return cache_entry("texts", _FORMAT, states, list(source.columns.items()))
 
@@ -163,7 +147,7 @@ def _open(folder: Path) -> TextStore | None:
         return None
 
 
-def _build(folder: Path, source: _Source, progress: Progress) -> None:
+def _build(folder: Path, source: reading._Source, progress: Progress) -> None:
     pieces = list(_pieces(source))
     workers = min(len(pieces), usable_cores())
     total = sum(piece.megabytes for piece in pieces)
@@ -186,15 +170,17 @@ class _Piece(NamedTuple):
     groups: range | None = None
     before: int = 0
 
-    def rows(self) -> Iterator[_DataRow]:
+    def rows(self) -> Iterator[reading._DataRow]:
         if self.groups is None:
-            return _read_rows(_Source(files=(self.file,), columns=self.columns), may_hold_texts)
-        needed = needed_columns(self.columns, may_hold_texts)
-        rows = parquet_rows(self.file, str(self.file), needed, groups=self.groups, before=self.before)
-        return (row for each in rows if (row := training_row(each, self.columns)) is not None)
+            return reading._read_rows(
+                reading._Source(files=(self.file,), columns=self.columns), reading.may_hold_texts
+            )
+        needed = reading.needed_columns(self.columns, reading.may_hold_texts)
+        rows = reading.parquet_rows(self.file, str(self.file), needed, groups=self.groups, before=self.before)
+        return (row for each in rows if (row := reading.training_row(each, self.columns)) is not None)
 
 
-def _pieces(source: _Source) -> Iterator[_Piece]:
+def _pieces(source: reading._Source) -> Iterator[_Piece]:
     for file in source.files:
         size, rows = file.stat().st_size, []
         if file.suffix.lower() == ".parquet":
@@ -231,7 +217,7 @@ def _read_piece(piece: _Piece, stream: IO[bytes]) -> _Index:
         except (BadInput, LookupError, OSError, TypeError, ValueError, pa.ArrowException):
             stream.seek(start)
             stream.truncate()
-    return _write(_blocks(texts_of(piece.rows())), stream)
+    return _write(_blocks(reading.texts_of(piece.rows())), stream)
 
 
 def _write(blocks: Iterable[_Block], stream: IO[bytes]) -> _Index:
@@ -256,19 +242,19 @@ def _blocks(texts: Iterable[Text]) -> Iterator[_Block]:
 
 def _whole_columns(piece: _Piece) -> Iterator[_Block]:
     """The texts of a piece, by column. After any error the row reader must read it, to explain the error."""
-    needed = needed_columns(piece.columns, may_hold_texts)
-    with pq.ParquetFile(piece.file, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-        names = _check_unique(piece.file, tuple(file.schema_arrow.names))
+    needed = reading.needed_columns(piece.columns, reading.may_hold_texts)
+    with pq.ParquetFile(piece.file, buffer_size=reading.BUFFER_BYTES, pre_buffer=False) as file:
+        names = reading._check_unique(piece.file, tuple(file.schema_arrow.names))
         used = [name for name in names if needed(name)]
         column_of = piece.columns or {name: name for name in names}
-        kinds = _text_columns(_DataRow(place="", columns=tuple(column_of), values={}))
+        kinds = reading._text_columns(reading._DataRow(place="", columns=tuple(column_of), values={}))
         types = {str(file.schema_arrow.field(name).type) for name in used}
-        if not types <= {"string", "large_string"} or any(map(_NEGATIVE.fullmatch, kinds)):
+        if not types <= {"string", "large_string"} or any(map(reading._NEGATIVE.fullmatch, kinds)):
             raise ValueError("only columns of texts that can't be empty are read without a look at the rows")
         implied = np.array([_CODES[kind] for kind in kinds.values()])
         for batch in file.iter_batches(_BATCH, row_groups=piece.groups, columns=used, use_threads=False):
-            if _SPLIT in used:
-                batch = batch.filter(pc.equal(batch.column(_SPLIT), _TRAIN))
+            if reading._SPLIT in used:
+                batch = batch.filter(pc.equal(batch.column(reading._SPLIT), reading._TRAIN))
             texts = [batch.column(column_of[role]).cast(pa.large_binary()).to_pylist() for role in kinds]
             if not all(map(str.strip, map(bytes.decode, chain.from_iterable(texts)))):
                 raise ValueError("a text is empty")

@@ -104,10 +104,6 @@ def parse_columns(text: str) -> tuple[str, dict[str, str]]:
     return path, columns
 
 
-def _parse_sources(sources: str | Sequence[str]) -> list[_Source]:
-    return [parse_source(source) for source in ([sources] if isinstance(sources, str) else sources)]
-
-
 def _read_rows(source: _Source, wanted: _Wanted = lambda _column: True) -> Iterator[_DataRow]:
     """Stream the rows of a source; columns that it does not name and that are not `wanted` may be skipped."""
     needed = needed_columns(source.columns, wanted)
@@ -242,8 +238,7 @@ def _read_separated(path: Path, _wanted: _Wanted, separator: str) -> Iterator[_D
 
 def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[_DataRow]:
     # An empty file has no rows, but pyarrow would call it damaged.
-    if path.stat().st_size:
-        yield from parquet_rows(path, str(path), wanted)
+    return parquet_rows(path, str(path), wanted) if path.stat().st_size else iter(())
 
 
 def parquet_rows(
@@ -312,7 +307,7 @@ def _make_texts(texts: Sequence[str], kinds: Iterable[Kind | None]) -> list[Text
 
 def read_texts(sources: str | Sequence[str]) -> Iterator[Text]:
     """Stream all texts of one or several sources in order; a missing source is rejected at once."""
-    parsed = _parse_sources(sources)
+    parsed = [parse_source(source) for source in ([sources] if isinstance(sources, str) else sources)]
     return texts_of(row for source in parsed for row in _read_rows(source, may_hold_texts))
 
 
