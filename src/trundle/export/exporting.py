@@ -21,16 +21,8 @@ from tokenizers import Tokenizer
 
 from trundle.cache import cache_key
 from trundle.errors import BadInput, BadModel, WriteFailed
+from trundle.export import tracing
 from trundle.export.quantise import ExportOptions, _make_float, _make_quantised, _prepared
-from trundle.export.tracing import (
-    _OPSET,
-    _PROBES,
-    _check_tokens,
-    _Closeness,
-    _GraphJob,
-    _torch_vectors,
-    _trace,
-)
 from trundle.folders import (
     atomic_folder,
     check_free,
@@ -66,7 +58,7 @@ class Exported:
 
     folder: Path
     graph: Graph
-    closeness: _Closeness
+    closeness: tracing._Closeness
     file_bytes: int
     float_bytes: int
     """Bytes of the torch weights in float32."""
@@ -156,22 +148,26 @@ def _export_into(
     digest, files = ("", {}) if source is None else read_weights(source)
     description = replace(_describe(model), tokenizer=tokenizer, weights=digest, weight_files=files)
     reader = Reader(home, description)
-    probes = [text for text, ids in zip(_PROBES, reader.read(_PROBES), strict=True) if ids]
-    _check_tokens(model, reader.read, probes)
+    probes = [text for text, ids in zip(tracing._PROBES, reader.read(tracing._PROBES), strict=True) if ids]
+    tracing._check_tokens(model, reader.read, probes)
     traced = _prepared(model, row, reader, options, progress)
     with _scratch(home) as scratch:
         shutil.copy(home / description.tokenizer, scratch / description.tokenizer)
-        job = _GraphJob(
+        job = tracing._GraphJob(
             model=traced,
             exact=model,
             folder=scratch,
             description=description,
             reader=reader,
-            graph=Graph(path=row.file, engine=row.engine, precision=row.precision, facts={"opset": _OPSET}),
+            graph=Graph(
+                path=row.file, engine=row.engine, precision=row.precision, facts={"opset": tracing._OPSET}
+            ),
             progress=progress,
         )
         job.path.parent.mkdir()
-        job = job.with_facts(_trace(job, probes, _torch_vectors(traced, probes), try_both=options.try_both))
+        job = job.with_facts(
+            tracing._trace(job, probes, tracing._torch_vectors(traced, probes), try_both=options.try_both)
+        )
         graph, closeness = _make_quantised(job, options) if row.is_quantised else _make_float(job, probes)
         size = sum(file.stat().st_size for file in job.path.parent.iterdir())
         with locked_folder(home, lambda: progress.say(f"{home} is being exported by another process")):

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from trundle.embedder import Vectors, top_agreement
 from trundle.errors import BadModel, MissingExtra
+from trundle.model.encode import _plain_attention
 from trundle.model.matrices import token_rows
 from trundle.model.static import static_table
-from trundle.model.surgery import transformer_of
 from trundle.progress import Progress
 from trundle.runtime.description import Description, Graph
 from trundle.runtime.engines import OnnxSession
@@ -289,21 +289,6 @@ def _write_onnx(graph: _TensorModel, path: Path, *, tracer: _Tracer) -> None:
         for file in path.parent.iterdir():
             file.unlink()
         _save_onnx(model, path)
-
-
-@contextmanager
-def _plain_attention(model: SentenceTransformer) -> Iterator[None]:
-    """While the block runs, attention is two matmuls and a softmax: the form that runtimes fuse."""
-    if static_table(model) is not None:
-        yield
-        return
-    backbone = transformer_of(model).model
-    before = backbone.config._attn_implementation
-    backbone.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        backbone.set_attn_implementation(before)
 
 
 @contextmanager

@@ -34,6 +34,8 @@ from trundle.embedder import (
 from trundle.errors import BadInput
 from trundle.model.anatomy import _BY_MODEL_TYPE
 from trundle.model.heads import _pools_prompts, prompts_by_role
+from trundle.model.static import static_table
+from trundle.model.surgery import transformer_of
 from trundle.model.tokens import Features, ShortCut, _by_length, _tokenise_ahead, _TokenSlice, make_tokeniser
 from trundle.progress import SILENT, Advance, Progress
 
@@ -151,6 +153,21 @@ def _fused(attention: Any, states: Tensor, mask: Tensor, *_: Any, output_attenti
     dropout = attention.dropout.p if attention.dropout.training else 0.0
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return (attention.o(mixed.transpose(1, 2).flatten(2)),)
+
+
+@contextmanager
+def _plain_attention(model: SentenceTransformer) -> Iterator[None]:
+    """Inside the block, attention is two matmuls and a softmax, which runtimes fuse and which it returns."""
+    if static_table(model) is not None:
+        yield
+        return
+    backbone = transformer_of(model).model
+    before = backbone.config._attn_implementation
+    backbone.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        backbone.set_attn_implementation(before)
 
 
 @contextmanager

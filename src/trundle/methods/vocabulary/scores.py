@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from trundle.embedder import LONGEST
 from trundle.errors import BadModel
+from trundle.model.encode import _plain_attention
 from trundle.model.surgery import transformer_of
 from trundle.model.tokenizer import MergeTree
 from trundle.progress import SILENT, Progress
@@ -125,20 +126,14 @@ def _attention_scores(
     model: SentenceTransformer, texts: Sequence[str], size: int, progress: Progress = SILENT
 ) -> _Scores:
     """The attention each token receives per occurrence (as in the paper), averaged over heads and layers."""
-    backbone = transformer_of(model).model
     received, occurrences = np.zeros(size), np.zeros(size)
-    usual = backbone.config._attn_implementation
-    backbone.set_attn_implementation("eager")
-    try:
-        with progress.task("attention", len(texts)) as advance, torch.inference_mode():
-            for start in range(0, len(texts), _ATTENTION_BATCH):
-                batch = list(texts[start : start + _ATTENTION_BATCH])
-                ids, amounts = _received(model, batch)
-                received += np.bincount(ids, amounts, minlength=size)[:size]
-                occurrences += np.bincount(ids, minlength=size)[:size]
-                advance(len(batch))
-    finally:
-        backbone.set_attn_implementation(usual)
+    with progress.task("attention", len(texts)) as advance, torch.inference_mode(), _plain_attention(model):
+        for start in range(0, len(texts), _ATTENTION_BATCH):
+            batch = list(texts[start : start + _ATTENTION_BATCH])
+            ids, amounts = _received(model, batch)
+            received += np.bincount(ids, amounts, minlength=size)[:size]
+            occurrences += np.bincount(ids, minlength=size)[:size]
+            advance(len(batch))
     return received / np.maximum(occurrences, 1)
 
 
