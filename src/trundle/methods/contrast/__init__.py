@@ -19,18 +19,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trundle.errors import BadInput
-from trundle.methods.contract import (
-    ACCUMULATE_HELP,
-    COMPILE_HELP,
-    KEEP_ZEROS_HELP,
-    LENGTH_HELP,
-    MINUTES_HELP,
-    PRECISION_HELP,
-    FilePrompts,
-    Method,
-    Options,
-    Plan,
-)
+from trundle.methods import contract
+from trundle.methods.contract import FilePrompts, Method, Options, Plan
 from trundle.progress import process_count
 
 if TYPE_CHECKING:
@@ -46,7 +36,7 @@ class ContrastOptions(Options):
     steps: int | None = Field(
         None, ge=1, description=f"Optimizer steps. Default: {_STEPS}, or what minutes allow."
     )
-    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=contract.MINUTES_HELP)
     objective: Literal["infonce", "angle", "cosine", "infonce+angle", "distil"] = Field(
         "infonce",
         description="Rank answers in a batch, order pairs (angle, cosine), both, or imitate a teacher.",
@@ -57,12 +47,12 @@ class ContrastOptions(Options):
     )
     negatives: int | None = Field(None, ge=0, description="Most hard negatives per query. Default: all.")
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
-    accumulate: int = Field(1, ge=1, description=ACCUMULATE_HELP)
+    accumulate: int = Field(1, ge=1, description=contract.ACCUMULATE_HELP)
     mini_batch: int | None = Field(
         None, ge=1, description="Texts in memory at once: less memory, but slower."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations, to save memory.")
-    compile: bool = Field(False, description=COMPILE_HELP)
+    compile: bool = Field(False, description=contract.COMPILE_HELP)
     train: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all weights.")
     rank: int = Field(16, ge=1, description="Rank of the LoRA adapters; alpha is twice the rank.")
     lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout before the LoRA adapters.")
@@ -73,7 +63,7 @@ class ContrastOptions(Options):
         description=f"Peak rate. Default: {_LORA_RATE:g} for lora, {_FULL_RATE:g} for full.",
     )
     warmup: int = Field(300, ge=0, description="Warm-up steps of the learning rate; at most half of the run.")
-    max_length: int | None = Field(None, ge=2, description=LENGTH_HELP)
+    max_length: int | None = Field(None, ge=2, description=contract.LENGTH_HELP)
     pooling: Literal["keep", "mean", "weightedmean", "last", "cls"] = Field(
         "keep", description="Pooling of token states into a vector; last adds an end token to every text."
     )
@@ -94,9 +84,9 @@ class ContrastOptions(Options):
         description="Prompts by data file, as in '{quora: \"Same question: \"}', or by query and document "
         "in a file.",
     )
-    keep_zeros: bool | None = Field(None, description=KEEP_ZEROS_HELP)
+    keep_zeros: bool | None = Field(None, description=contract.KEEP_ZEROS_HELP)
     tuples: int | None = Field(None, ge=2, description="Use at most this many of the training tuples.")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=contract.PRECISION_HELP)
 
 
 class _ContrastPlan(Plan):

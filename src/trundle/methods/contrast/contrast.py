@@ -19,18 +19,10 @@ from trundle.data.examples import Example
 from trundle.data.sampling import distinct, fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
+from trundle.methods import training
 from trundle.methods.contract import Applied, Context
 from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, _ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
-from trundle.methods.training import (
-    NOT_VALIDATED,
-    VALIDATIONS,
-    check_prompted,
-    check_same_tokens,
-    prompts_by_file,
-    run_training,
-    validation_size,
-)
 from trundle.model.cost import Cost, cost
 from trundle.model.heads import (
     check_first_words_are_pooled,
@@ -91,12 +83,12 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
     """Reads the tuples, trains, and merges the adapters."""
     options = plan.options
     assert context.corpus is not None
-    check_prompted(options.prompts, context.corpus)
+    training.check_prompted(options.prompts, context.corpus)
     whole, adapts = prepared(model, options), options.train == "lora"
     precision = precision_for(options.precision)
     student = _frozen_copy(whole, precision) if adapts else copy_of(whole).float()
     examples, validation = examples_for(options, context)
-    prompts = prompts_by_file(student, options.prompts, [*examples, *validation])
+    prompts = training.prompts_by_file(student, options.prompts, [*examples, *validation])
     original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted, keep_zeros = None, options.keep_zeros
     if adapts:
@@ -114,7 +106,7 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
         recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),
         compiled_blocks(backbone) if options.compile else nullcontext(),
     ):
-        trained = run_training(
+        trained = training.run_training(
             student,
             task,
             settings_for(options, context.seed),
@@ -167,7 +159,7 @@ def _teacher(
     found = find_teacher(model, options.teacher, None, context).model
     if found is None:
         raise BadInput(f"distil needs a teacher that is a model, not {options.teacher}; pass a folder")
-    check_same_tokens(model, found, "distil", "use the method align")
+    training.check_same_tokens(model, found, "distil", "use the method align")
     return found
 
 
@@ -182,16 +174,16 @@ def examples_for(options: ContrastOptions, context: Context) -> tuple[list[Examp
         key=lambda example: json.dumps([example.query, example.positive, *example.negatives]),
     )
     examples = sample(chosen, min(limits), seed=context.seed) if limits else list(chosen)
-    most = validation_size(_validate_every(options), options.batch_size)
+    most = training.validation_size(_validate_every(options), options.batch_size)
     validation = sample(context.corpus.validation_examples(), most, seed=context.seed)
     if not validation:
-        context.progress.say(NOT_VALIDATED.format("tuples"))
+        context.progress.say(training.NOT_VALIDATED.format("tuples"))
     return examples, validation
 
 
 def _validate_every(options: ContrastOptions) -> int:
     steps = _steps(options)
-    return 100 if steps is None else max(1, steps // VALIDATIONS)
+    return 100 if steps is None else max(1, steps // training.VALIDATIONS)
 
 
 def settings_for(options: ContrastOptions, seed: int) -> TrainSettings:

@@ -64,7 +64,7 @@ class _TupleBatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _ContrastLoss:
-    """The loss of a batch of tuples; with `distil`, the teacher encodes the same tokens."""
+    """The loss of a batch of tuples; with `distil`, the squared error of their cosines in the teacher."""
 
     objective: str
     temperature: float
@@ -77,7 +77,12 @@ class _ContrastLoss:
             return self._ranking(queries, documents, batch)
         left, right = queries[batch.pairs[:, 0]], documents[batch.pairs[:, 1]]
         if self.objective == "distil":
-            return _distil(left, right, self._teacher_pairs(batch))
+            assert self.teacher is not None
+            with torch.no_grad():
+                teacher = self.teacher.eval()
+                asked, found = self._encode(teacher, batch.queries), self._encode(teacher, batch.documents)
+            theirs = _cosines(asked[batch.pairs[:, 0]], found[batch.pairs[:, 1]])
+            return functional.mse_loss(_cosines(left, right), theirs)
         loss = _cosine if self.objective == "cosine" else _angle
         ordered = loss(left, right, batch.labels, temperature=self.temperature)
         if self.objective == "infonce+angle":
@@ -88,13 +93,6 @@ class _ContrastLoss:
         return _infonce(
             queries, documents, batch.answers, excluded=batch.excluded, temperature=self.temperature
         )
-
-    @torch.no_grad()
-    def _teacher_pairs(self, batch: _TupleBatch) -> tuple[Tensor, Tensor]:
-        assert self.teacher is not None
-        teacher = self.teacher.eval()
-        queries, documents = self._encode(teacher, batch.queries), self._encode(teacher, batch.documents)
-        return queries[batch.pairs[:, 0]], documents[batch.pairs[:, 1]]
 
     def _encode(self, model: nn.Module, texts: _TokenisedTexts) -> Tensor:
         def vectors_of(features: Features) -> Tensor:
@@ -267,14 +265,11 @@ def _infonce(
 
 def _cosine(left: Tensor, right: Tensor, labels: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
     """CoSENT: pairs ordered by their cosine."""
-    return _ordering((directions(left) * directions(right)).sum(dim=-1) / temperature, labels)
+    return _ordering(_cosines(left, right) / temperature, labels)
 
 
-def _distil(left: Tensor, right: Tensor, teacher: tuple[Tensor, Tensor]) -> Tensor:
-    """The squared error of the pairs' cosines against those of the teacher's vectors."""
-    ours = (directions(left) * directions(right)).sum(dim=-1)
-    theirs = (directions(teacher[0]) * directions(teacher[1])).sum(dim=-1)
-    return functional.mse_loss(ours, theirs)
+def _cosines(left: Tensor, right: Tensor) -> Tensor:
+    return (directions(left) * directions(right)).sum(dim=-1)
 
 
 def _angle(left: Tensor, right: Tensor, labels: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:

@@ -17,15 +17,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trundle.errors import BadInput
-from trundle.methods.contract import (
-    KEEP_ZEROS_HELP,
-    LENGTH_HELP,
-    MINUTES_HELP,
-    PRECISION_HELP,
-    Method,
-    Options,
-    Plan,
-)
+from trundle.methods import contract
+from trundle.methods.contract import Method, Options, Plan
 from trundle.progress import process_count
 
 if TYPE_CHECKING:
@@ -42,17 +35,17 @@ class _FinetuneOptions(Options):
     )
     epochs: int | None = Field(None, ge=1, description=f"Epochs. Default: {_EPOCHS}, or what minutes allow.")
     steps: int | None = Field(None, ge=1, description="Optimizer steps, instead of epochs.")
-    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=contract.MINUTES_HELP)
     rows: int | None = Field(None, ge=2, description="Use at most this many of the training rows.")
     batch_size: int = Field(32, ge=1, description="Rows per step.")
     learning_rate: float = Field(5e-5, gt=0, allow_inf_nan=False, description="Peak learning rate.")
     warmup: int | None = Field(
         None, ge=0, description="Warm-up steps of the rate. Default: a tenth of the run."
     )
-    max_length: int | None = Field(None, ge=2, description=LENGTH_HELP)
+    max_length: int | None = Field(None, ge=2, description=contract.LENGTH_HELP)
     dropout: bool = Field(True, description="Train with the model's dropout.")
-    keep_zeros: bool | None = Field(None, description=KEEP_ZEROS_HELP)
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
+    keep_zeros: bool | None = Field(None, description=contract.KEEP_ZEROS_HELP)
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=contract.PRECISION_HELP)
 
 
 class _FinetunePlan(Plan):

@@ -111,7 +111,10 @@ def _trained(
     validation: Sequence[LabelledRow],
     context: Context,
 ) -> tuple[SentenceTransformer, Trained]:
-    """Adds the head and trains; numbers are standardised in training, and the head is rescaled afterwards."""
+    """Adds the head and trains; numbers are standardised in training, and the head is rescaled afterwards.
+
+    The names of the classes are written into the config.
+    """
     options = plan.options
     student = with_new_head(copy_of(model).float(), plan.outputs, normalise=False, seed=context.seed)
     student.prompts, student.default_prompt_name = {}, None
@@ -146,8 +149,15 @@ def _trained(
         keep_zeros=options.keep_zeros,
     )
     if not plan.labels:
-        _rescale_head(student, mean=mean, spread=spread)
-    _name_labels(student, plan.labels)
+        dense = student[-1]
+        assert isinstance(dense, Dense)
+        with torch.no_grad():
+            dense.linear.weight.mul_(spread)
+            dense.linear.bias.mul_(spread).add_(mean)
+    config = transformer_of(student).model.config
+    config.id2label = dict(enumerate(plan.labels)) or {0: "LABEL_0"}
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    config.problem_type = "single_label_classification" if plan.labels else "regression"
     student.max_seq_length = original_length
     return student, trained
 
@@ -267,20 +277,3 @@ def _answers_of(rows: Sequence[LabelledRow], labels: Sequence[str]) -> list[floa
         return [_as_number(row) for row in rows]
     numbers = {name: number for number, name in enumerate(labels)}
     return [numbers[_name_of(row)] for row in rows]
-
-
-def _rescale_head(model: SentenceTransformer, *, mean: float, spread: float) -> None:
-    """Scales the output of the last linear layer by `spread` and shifts it by `mean`, in place."""
-    dense = model[-1]
-    assert isinstance(dense, Dense)
-    with torch.no_grad():
-        dense.linear.weight.mul_(spread)
-        dense.linear.bias.mul_(spread).add_(mean)
-
-
-def _name_labels(model: SentenceTransformer, labels: Sequence[str]) -> None:
-    """Writes the class names of the scores into the config; no labels means regression."""
-    config = transformer_of(model).model.config
-    config.id2label = dict(enumerate(labels)) or {0: "LABEL_0"}
-    config.label2id = {name: number for number, name in config.id2label.items()}
-    config.problem_type = "single_label_classification" if labels else "regression"

@@ -87,11 +87,6 @@ def _open_source(name: _Name, source: str | None, context: Context) -> _SampleSo
     return _SampleSource(name=name, corpus=corpus, from_texts=not has_tuples)
 
 
-def _same_data(domain: _SampleSource, general: _SampleSource) -> bool:
-    prints = [[fact["fingerprint"] for fact in source.corpus.facts()] for source in (domain, general)]
-    return bool(prints[0]) and prints[0] == prints[1]
-
-
 def _draw_samples(
     model: SentenceTransformer, source: _SampleSource, count: int, context: Context
 ) -> tuple[list[Example], dict[str, Any]]:
@@ -191,11 +186,10 @@ def _dai(
 
 def _random_scores(weights: Mapping[str, Tensor], *, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device
-
-    def draw(weight: Tensor) -> Tensor:
-        return torch.rand(weight.shape, generator=generator).to(weight.device)
-
-    return {name: draw(weight) for name, weight in weights.items()}
+    return {
+        name: torch.rand(weight.shape, generator=generator).to(weight.device)
+        for name, weight in weights.items()
+    }
 
 
 def _wanda(weight: Tensor, norms: Tensor) -> Tensor:
@@ -318,15 +312,6 @@ def _score_weights(
             for name, weight in weights.items()
         }
     return _Scored(matrices=matrices, scores=scores, aligned=aligned, facts=facts)
-
-
-def _zeros_first(model: SentenceTransformer, scored: _Scored) -> dict[str, Tensor]:
-    """Put weights that are already zero below all others, so that a share includes them."""
-    backbone = transformer_of(model).model
-    return {
-        matrix.name: scored.scores[matrix.name].masked_fill(weight_of(backbone, matrix) == 0, -math.inf)
-        for matrix in scored.matrices
-    }
 
 
 def _neurons_by_layer(scored: _Scored) -> list[Tensor]:

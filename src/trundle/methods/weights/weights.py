@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from trundle.model import surgery
 from trundle.model.cost import Cost, cost, predict
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
-from trundle.model.matrices import prunable, with_zeros
+from trundle.model.matrices import prunable, weight_of, with_zeros
 from trundle.model.surgery import Cut, transformer_of
 from trundle.records import WEIGHTS_FILE
 
@@ -39,7 +40,8 @@ def plan(model: SentenceTransformer, options: _WeightsOptions, context: Context)
     if share == 0:
         return _WeightsPlan(options=options, zeros=0, weights=weights)
     sources = _open_sources(options, context)
-    if len(sources) == 2 and pruning._same_data(*sources):
+    prints = [[fact["fingerprint"] for fact in source.corpus.facts()] for source in sources]
+    if len(prints) == 2 and prints[0] and prints[0] == prints[1]:
         context.progress.say("domain and general are the same data: every alignment is 1")
     if options.structure == "neuron":
         of = layout.sizes["mlp"]
@@ -89,7 +91,12 @@ def apply(model: SentenceTransformer, plan: _WeightsPlan, context: Context) -> A
         left = {name: score.numel() * plan.neurons // (plan.of or 1) for name, score in scored.scores.items()}
         facts: dict[str, Any] = {"neurons": plan.neurons, "of": plan.of, **healed_facts}
     else:
-        scores = pruning._zeros_first(model, scored)
+        backbone = transformer_of(model).model
+        # Weights that are zero already are below all others, so that a share includes them.
+        scores = {
+            matrix.name: scored.scores[matrix.name].masked_fill(weight_of(backbone, matrix) == 0, -math.inf)
+            for matrix in scored.matrices
+        }
         if options.structure == "2:4":
             removed = {name: pruning._two_of_four(score) for name, score in scores.items()}
         else:

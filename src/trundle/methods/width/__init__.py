@@ -23,20 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from trundle.errors import BadInput, ImpossibleCut
-from trundle.methods.contract import (
-    ACCUMULATE_HELP,
-    HEAL_HELP,
-    LENGTH_HELP,
-    MINUTES_HELP,
-    PRECISION_HELP,
-    ExactFraction,
-    Heal,
-    Healing,
-    Method,
-    Options,
-    Plan,
-    listed,
-)
+from trundle.methods import contract
+from trundle.methods.contract import HEAL_HELP, ExactFraction, Heal, Healing, Method, Options, Plan, listed
 from trundle.progress import process_count
 
 if TYPE_CHECKING:
@@ -81,7 +69,7 @@ class _WidthOptions(Options):
         ge=0,
         description="Optimizer steps; 0: only the closed-form start. Default: as in align or contrast.",
     )
-    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=MINUTES_HELP)
+    minutes: float | None = Field(None, gt=0, allow_inf_nan=False, description=contract.MINUTES_HELP)
     texts: int | None = Field(None, ge=10, description="Use at most this many texts or tuples.")
     augment: str = Field(
         "", description="With align: more texts, made from yours: sentences, spans, prefixes, words, joins."
@@ -89,18 +77,18 @@ class _WidthOptions(Options):
     batch_size: int | None = Field(
         None, ge=2, description="Texts or tuples per step. Default: 32 texts, or 64 tuples."
     )
-    accumulate: int = Field(1, ge=1, description=ACCUMULATE_HELP)
+    accumulate: int = Field(1, ge=1, description=contract.ACCUMULATE_HELP)
     mini_batch: int | None = Field(
         None, ge=1, description="With contrast: texts in memory at once; fewer save memory."
     )
     max_length: int | None = Field(
-        None, ge=2, description=f"With contrast: {LENGTH_HELP[0].lower()}{LENGTH_HELP[1:]}"
+        None, ge=2, description=f"With contrast: {contract.LENGTH_HELP[0].lower()}{contract.LENGTH_HELP[1:]}"
     )
     learning_rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Peak learning rate. Default: 1e-4 (contrast: 2e-5)."
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=PRECISION_HELP)
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=contract.PRECISION_HELP)
 
 
 class _WidthPlan(Plan):

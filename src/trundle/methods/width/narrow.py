@@ -55,7 +55,14 @@ class _NarrowModel(nn.Module):
         twin.model = small
         rest = [copy.deepcopy(module) for module in list(wide)[1:]]
         pooled = surgery.narrow_modules(rest, what.hidden or tuple(range(before.sizes["hidden"])))
-        self._parts = _backbone_parts(wide, before, what) | _parts_after(wide, rest, pooled)
+        weights = dict(backbone.named_parameters())
+        self._parts: _Parts = {
+            f"0.model.{parameter.name}": (
+                weights[parameter.name],
+                tuple(_along(axis, parameter, before, what, wide.device) for axis in parameter.axes),
+            )
+            for parameter in before.parameters
+        } | _parts_after(wide, rest, pooled)
         self.body = surgery.with_modules(wide, [twin, *map(_without_weights, rest)])
         self.own = nn.ModuleList(own)
         self.to(backbone.device).train(backbone.training)
@@ -133,17 +140,6 @@ def _positions(kept: Indices, device: torch.device) -> slice | Tensor:
     step = kept[1] - kept[0] if len(kept) > 1 else 1
     even = step > 0 and all(place == kept[0] + number * step for number, place in enumerate(kept))
     return slice(kept[0], kept[-1] + 1, step) if even else torch.tensor(kept, device=device)
-
-
-def _backbone_parts(wide: SentenceTransformer, layout: Layout, what: Cut) -> _Parts:
-    weights = dict(transformer_of(wide).model.named_parameters())
-    return {
-        f"0.model.{parameter.name}": (
-            weights[parameter.name],
-            tuple(_along(axis, parameter, layout, what, wide.device) for axis in parameter.axes),
-        )
-        for parameter in layout.parameters
-    }
 
 
 def _along(axis: str, parameter: Parameter, layout: Layout, what: Cut, device: torch.device) -> _AxisSlice:
