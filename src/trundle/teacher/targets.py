@@ -24,7 +24,7 @@ from trundle.embedder import Embedder, Encode, Vectors, check_vectors
 from trundle.errors import BadInput, BadModel
 from trundle.progress import SILENT, Progress
 from trundle.teacher import shards as store
-from trundle.teacher.shards import Manifest
+from trundle.teacher.shards import Manifest, is_intact
 
 _TEXTS_AT_ONCE = 512
 
@@ -183,7 +183,7 @@ def _is_verified(folder: Path, state: object) -> bool:  # noqa: ARG001
     """Whether all checksums match; a folder is read once per process, unless its `state` changes."""
     shards = _finished_manifest(folder).shards
     with ThreadPoolExecutor() as pool:
-        return all(pool.map(store.is_intact, repeat(folder), range(len(shards)), shards))
+        return all(pool.map(is_intact, repeat(folder), range(len(shards)), shards))
 
 
 def wait_for_targets(folder: str | Path, *, seconds: float = 0.5) -> Targets:
