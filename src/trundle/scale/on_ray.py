@@ -23,7 +23,7 @@ from trundle.errors import BadInput, MissingExtra, OtherTexts, TrundleError, Wri
 from trundle.folders import scratch_folder
 from trundle.progress import SILENT, Progress
 from trundle.scale import shard_plan, shard_writer
-from trundle.scale.shard_writer import TeacherSpec
+from trundle.scale.shard_writer import TeacherSpec, _open_teacher
 from trundle.teacher import shards as store
 from trundle.teacher.labelling import locked_targets, other_texts_error, other_width_error, start_or_resume
 from trundle.teacher.targets import Targets, open_targets
@@ -188,7 +188,7 @@ def _divide(workers: int | None, threads: int | None, *, may_use_gpus: bool) -> 
 
 def _started(path: Path, spec: TeacherSpec, dtype: store.Dtype, shard_size: int) -> store.Manifest:
     """Return the manifest of a new or resumed folder, and write a record of each shard in it."""
-    manifest = start_or_resume(path, shard_writer._open_teacher(spec).manifest(dtype, shard_size))
+    manifest = start_or_resume(path, _open_teacher(spec).manifest(dtype, shard_size))
     for number, shard in enumerate(manifest.shards):
         store.write_record(path, number, store.Record(width=manifest.width, shard=shard))
     return manifest
