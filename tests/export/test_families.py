@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 import pico
+from trundle.errors import BadModel
 from trundle.export.exporting import export_model
 from trundle.export.quantise import ExportOptions
 from trundle.runtime.encoder import Encoder
@@ -55,6 +56,13 @@ def test_families_in_openvino(family: str, pico_folders: Callable[[str], Path], 
     # On ARM openvino's logarithm puts a distance that is a power of two into the bucket beside its own.
     exact = family != "mpnet" or is_x86(platform.machine())
     np.testing.assert_allclose(ours, reference(folder), atol=1e-5 if exact else 1e-3)
+
+
+def test_a_family_that_openvino_cannot_run(pico_folders: Callable[[str], Path], tmp_path: Path) -> None:
+    pytest.importorskip("nncf", reason="needs pip install 'trundle[openvino]'")
+    with pytest.raises(BadModel, match="can't run the graph of this model; use --to onnx"):
+        export_model(str(pico_folders("deberta", LAYERS)), to="openvino", output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

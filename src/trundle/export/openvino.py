@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
-from trundle.errors import MissingExtra
+from trundle.errors import BadModel, MissingExtra
 from trundle.export.int8 import _Inputs, _with_int8_tables
 from trundle.export.tracing import _quiet, _save_onnx, onnx
 
@@ -19,9 +19,20 @@ except ImportError as error:
     raise MissingExtra("export to openvino", "openvino") from error
 
 
+def _read(graph: Path) -> openvino.Model:
+    """Reads an ONNX graph; rejects one that OpenVINO can't run, such as those of DeBERTa."""
+    core = openvino.Core()
+    found = core.read_model(graph)
+    try:
+        core.compile_model(found, "CPU")
+    except RuntimeError as error:
+        raise BadModel("OpenVINO can't run the graph of this model; use --to onnx") from error
+    return found
+
+
 def _write_openvino(traced: Path, path: Path, *, half: bool) -> None:
     """The graph unchanged; `half` stores the weights in 16 bits."""
-    openvino.save_model(openvino.Core().read_model(traced), path, compress_to_fp16=half)
+    openvino.save_model(_read(traced), path, compress_to_fp16=half)
 
 
 def _write_openvino_int8(
@@ -33,7 +44,7 @@ def _write_openvino_int8(
     """
     tables = path.with_name("tables.onnx")
     _save_onnx(_with_int8_tables(onnx.load(traced)), tables)
-    graph = openvino.Core().read_model(tables)
+    graph = _read(tables)
     there = {operation.get_friendly_name() for operation in graph.get_ops()}
     # stdout is for results: nncf draws progress bars there.
     with _quiet("nncf"), contextlib.redirect_stdout(StringIO()):
