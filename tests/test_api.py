@@ -149,6 +149,9 @@ def test_a_model_of_an_unknown_family_learns_teaches_and_is_exported(bert: Path,
         (lambda: trundle.compress("m", texts="t", minutes="5"), "not a number of minutes"),  # type: ignore[arg-type]
         (lambda: trundle.compress("m", texts="t", budget=12), "12 is not a budget"),  # type: ignore[arg-type]
         (lambda: trundle.compress("m", texts=5), "5 are no texts"),  # type: ignore[arg-type]
+        (lambda: trundle.compress("m", texts={"text": ["a"] * 99}), r"{'text': .* are no texts; pass a list"),
+        (lambda: trundle.compress("m", texts="~/none.txt"), r"/none.txt does not exist"),
+        (lambda: trundle.compress("m", texts="https://a.b/c.txt"), "is an address; download it"),
         (lambda: trundle.distill("m", "t", [1]), "a text is a int; pass strings"),  # type: ignore[list-item]
         (lambda: trundle.distill("m", "t", [{"body": "a"}]), "columns body; pass its texts as a column"),
     ],

@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 from typing import Any, Literal, TypedDict, Unpack
 
 from sentence_transformers import SentenceTransformer
+from transformers.utils.logging import disable_progress_bar
 
 from trundle.cli.console import terminal
 from trundle.data.corpus import Corpus, corpus_of, read_corpus, unseen_texts
@@ -50,9 +51,7 @@ Model = str | Path | SentenceTransformer
 Texts = str | Path | Corpus | Iterable[str | Path | Mapping[str, Any]]
 """A file or folder, several of them as `Path`, a list of texts, or a dataset with a column `text`."""
 
-_BUDGET = "4x"
 _TEACHER = "teacher"
-_IN_MEMORY = "texts in memory"
 _TAUGHT = {"text_column": "texts", "vector_column": "vectors", "teacher_model": "model"}
 _TAUGHT |= {"teacher_calls": "calls", "table": "table", "rows": "rows", "queries": "queries"}
 """Options of the index and the teacher, and what the search calls them."""
@@ -189,7 +188,7 @@ def compress(
     given: dict[str, Any] = {own: options.get(name) for name, own in _TAUGHT.items()}
     outcome = compress_to_budget(
         request,
-        [budget or _BUDGET] if isinstance(budget, str | None) else budget,
+        [budget or "4x"] if isinstance(budget, str | None) else budget,
         minutes=options.get("minutes", MINUTES),
         students=options.get("students", ()),
         fast=options.get("fast", False),
@@ -464,6 +463,8 @@ def check_index(
 def _progress(wanted: bool | Progress | None) -> Progress:
     if wanted is None:
         wanted = sys.stderr.isatty() or "ipykernel" in sys.modules
+    if wanted is False:
+        disable_progress_bar()  # of transformers, while it loads weights
     return terminal(quiet=not wanted) if isinstance(wanted, bool) else wanted
 
 
@@ -473,12 +474,12 @@ def _corpus(texts: Texts | None, seed: int, progress: Progress) -> Corpus | None
         return texts
     if isinstance(texts, str | Path):
         return read_corpus([str(texts)], seed=seed, progress=progress)
-    if not isinstance(texts, Iterable):
-        raise BadInput(f"{texts!r} are no texts; pass a list of strings, a dataset, or files")
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise BadInput(f"{texts!r:.60} are no texts; pass a list of strings, a dataset, or files")
     given = list(texts)
     if given and all(isinstance(one, Path) for one in given):
         return read_corpus([str(one) for one in given], seed=seed, progress=progress)
-    return corpus_of([Text(text=_text(one)) for one in given], _IN_MEMORY, seed=seed)
+    return corpus_of([Text(text=_text(one)) for one in given], "texts in memory", seed=seed)
 
 
 def _text(row: object) -> str:
@@ -513,7 +514,7 @@ def _named(model: Model) -> str:
 
 
 def _output(folder: str | Path | None) -> Path:
-    return Path(mkdtemp(prefix="trundle-")) / "small" if folder is None else Path(folder)
+    return Path(mkdtemp(prefix="trundle-")) / "small" if folder is None else Path(folder).expanduser()
 
 
 def _embedder(model: Model, name: str, progress: Progress) -> Embedder:

@@ -96,7 +96,7 @@ def read_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
         return parse_recipe(text, name=path.stem, changes=changes)
     if str(name) not in recipe_names():
         instead = _instead(str(name), recipe_names())
-        raise BadRecipe(f"there is no recipe {str(name)!r}; {instead}, or pass a .yaml file")
+        raise BadRecipe(f"there is no recipe {str(name)!r} and no such .yaml file; {instead}")
     text = (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8")
     return parse_recipe(text, name=str(name), changes=changes)
 

@@ -16,9 +16,9 @@ def run(
 ) -> Callable[..., tuple[int, str, str]]:
     """Run `trundle …` in this process: exit code, stdout, stderr."""
 
-    def call(*words: str) -> tuple[int, str, str]:
+    def call(*words: str, columns: int = 140) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["trundle", *words])
-        monkeypatch.setenv("COLUMNS", "140")
+        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr("warnings.simplefilter", lambda *_, **__: None)
         code = 0
         try:

@@ -13,11 +13,10 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import typer
 from pydantic.fields import FieldInfo
 from typer import Option
-from typer.core import TyperCommand, TyperGroup
 
 from trundle.cli import vectors
 from trundle.cli.compression import _run_recipe, compress, demo, recipes
-from trundle.cli.console import _EXPERT, _Model, _RunFlags, _with_flags, _word
+from trundle.cli.console import _EXPERT, _Command, _CommandGroup, _Model, _RunFlags, _with_flags, _word
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, inspect, pair
 from trundle.errors import BadInput, BadRecipe, MissingExtra, TrundleError, UserError
@@ -34,8 +33,9 @@ _PANELS = {
 _ALIASES = {"distill": "align", "distil": "align", "benchmark": "bench"}
 _HINTS = {
     "prune": "the methods that prune are depth (layers), vocabulary (tokens), width and weights",
-    "quantize": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
-    "quantise": "a model is quantised when it is exported: trundle export MODEL --int8 --data TEXTS",
+    **dict.fromkeys(
+        ("quantize", "quantise"), "a model is quantised by trundle export MODEL --int8 --data TEXTS"
+    ),
     "push": "upload the folder with `hf upload OWNER/NAME FOLDER`, or with result.push_to_hub in Python",
     "search": "an index is searched by trundle index search INDEX 'a query'",
     "train": "students are trained by trundle align, on labelled tuples by trundle contrast",
@@ -81,7 +81,7 @@ _COMMON = {
 """The options of each method that most people need; the others are in a panel of their own."""
 
 
-class _Commands(TyperGroup):
+class _Commands(_CommandGroup):
     """The commands, with the names that people try instead of them."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -91,32 +91,24 @@ class _Commands(TyperGroup):
         return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
 
-class _CompressCommand(TyperCommand):
-    """A command whose budget may have a space before its unit."""
+class _CompressCommand(_Command):
+    """A command whose budget may have a space before its unit, as in 12 MB."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        joined: list[str] = []
-        for word in args:
-            after_flag = len(joined) > 1 and joined[-2] in ("--budget", "-b")
-            if after_flag and _NUMBER.fullmatch(joined[-1]) and _UNIT.fullmatch(word):
-                joined[-1] += word
-            else:
-                joined.append(word)
-        return super().parse_args(ctx, joined)
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        joined = _SPACED.sub(r"\1\2", "\0".join(args))
+        return super().parse_args(ctx, joined.split("\0") if args else [])
 
 
-_NUMBER, _UNIT = re.compile(r"\d+(\.\d+)?"), re.compile(r"(?i)[kmg]?b|x|ms|[kmg]?-?param(eter)?s")
+_SPACED = re.compile(r"(?i)((?:--budget|-b)\0\d+(?:\.\d+)?)\0([kmg]?b|x|ms|[kmg]?-?param(?:eter)?s)(?=\0|$)")
 
 app = typer.Typer(
     name="trundle",
     cls=_Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended."""
+_INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 _PLAIN = (bool, int, float, str)
 
 
@@ -204,11 +196,11 @@ for _panel, _commands in _PANELS.items():
         app.command(
             epilog=_epilog(_command.__name__),
             rich_help_panel=_panel,
-            cls=_CompressCommand if _command is compress else None,
+            cls=_CompressCommand if _command is compress else _Command,
         )(_with_flags(_command, without=_WITHOUT.get(_command, ())))
 app.add_typer(vectors.index, name="index", rich_help_panel=_USE)
 for _method in METHODS.values():
-    _made = app.command(name=_method.name, rich_help_panel=_METHODS, epilog=_epilog(_method.name))
+    _made = app.command(_method.name, cls=_Command, rich_help_panel=_METHODS, epilog=_epilog(_method.name))
     _made(_method_command(_method))
 app.add_typer(vectors.targets, name="targets", rich_help_panel=_METHODS)
 
@@ -216,19 +208,28 @@ app.add_typer(vectors.targets, name="targets", rich_help_panel=_METHODS)
 def main() -> None:
     """Runs a command and reports every failure in one sentence."""
     try:
-        app()
-    except SystemExit as end:
-        if end.code == _INTERRUPTED:
+        code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
             sys.stderr.write("trundle: interrupted; run the same command again to resume\n")
-        raise
+        sys.exit(code)
     except TrundleError as error:
         _fail(error, str(error), code=2 if isinstance(error, UserError) else 1)
     except ModuleNotFoundError as error:
         verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         _fail(error, str(MissingExtra.explain(error, f"trundle {verb}")), code=2)
     except Exception as error:
+        if says := getattr(error, "format_message", None):  # typer's, of a wrong command line
+            _fail(error, _usage(says(), error), code=2)
         problem = f"trundle itself failed ({type(error).__name__}: {error})"
         _fail(error, f"{problem}; run again with -v and report the output", code=1)
+
+
+def _usage(message: str, error: Any) -> str:
+    """Returns typer's message about a wrong command line as one sentence that names the command's help."""
+    command = error.ctx.command_path if error.ctx else "trundle"
+    words = " ".join(message.replace("Value error, ", "").split()).rstrip(".?")
+    fix = "pass texts with --data and " if "extra argument" in words else ""
+    return f"{words[:1].lower()}{words[1:]}; {fix}see {command} --help"
 
 
 def _fail(error: Exception, message: str, *, code: int) -> NoReturn:

@@ -6,7 +6,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,8 +33,13 @@ _SHOWN_CANDIDATES = 12
 _BUDGET = "4x"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SearchFlags(console._RunFlags, console._IndexFlags):
+    """The flags of `compress`."""
+
+
 def compress(
-    flags: console._RunFlags,
+    flags: _SearchFlags,
     model: Annotated[
         str | None,
         Argument(help="A model folder or hub name; with --budget any teacher: an endpoint, table or store."),
@@ -52,7 +57,7 @@ def compress(
     ] = None,
     minutes: Annotated[
         float | None,
-        Option(min=0.1, help="Minutes for the search (default: 30), or for a recipe's training."),
+        Option(min=0.1, max=1e5, help="Minutes for the search (default: 30), or for a recipe's training."),
     ] = None,
     student: Annotated[
         list[str] | None,
@@ -73,13 +78,6 @@ def compress(
     change: Annotated[
         list[str] | None, console._expert("--set", help="Change the recipe: method.option=value; repeatable.")
     ] = None,
-    table: Annotated[str | None, console._expert(help="The index's table or collection, if several.")] = None,
-    text_column: Annotated[
-        str | None, console._expert(help="The index's column of texts, if it has no usual name.")
-    ] = None,
-    vector_column: Annotated[
-        str | None, console._expert(help="The index's column of vectors, if several.")
-    ] = None,
     rows: Annotated[
         int | None, console._expert(min=100, help="Most rows to read of the index; default: 100,000.")
     ] = None,
@@ -87,8 +85,6 @@ def compress(
         int | None,
         console._expert(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000."),
     ] = None,
-    texts: Annotated[str | None, Option(hidden=True)] = None,
-    vectors: Annotated[str | None, Option(hidden=True)] = None,
 ) -> None:
     """Make a small model from a large one, for a budget or by a recipe.
 
@@ -103,14 +99,7 @@ def compress(
         if change:
             raise BadInput("--set changes a recipe, and --budget makes its own; leave one of them out")
         taught = TeacherOptions(
-            index=index,
-            table=table,
-            texts=console._renamed("--texts", "--text-column", texts, text_column),
-            vectors=console._renamed("--vectors", "--vector-column", vectors, vector_column),
-            rows=rows,
-            model=teacher_model,
-            calls=teacher_calls,
-            queries=queries,
+            **flags.named(), index=index, rows=rows, model=teacher_model, calls=teacher_calls, queries=queries
         )
         source, limits, allowed = model or teacher or "", budget or [_BUDGET], minutes or MINUTES
         _run_budget(source, limits, flags, taught, minutes=allowed, students=student or [], fast=fast)
@@ -187,7 +176,7 @@ Report: {result.page}"""
 
 def _run_recipe(model: str, recipe: Recipe, flags: console._RunFlags) -> None:
     read = [(call.method.name, name) for call in recipe.calls for name in call.method.reads(call.options)]
-    console._check_data(name for method, name in read if method == "weights")
+    console._check_inputs(data=[name for method, name in read if method == "weights"])
     others = [name for method, name in read if method != "weights"]
     flags.check(model, *others)
     progress = flags.progress()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from textwrap import wrap
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -22,7 +23,6 @@ from typing import (
     ClassVar,
     Literal,
     Self,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -33,7 +33,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
-from typer import Argument, Option
+from typer import Argument, Option, style
+from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from trundle.cache import check_name, model_folder
@@ -55,7 +56,6 @@ _QUIETER_LIBRARIES = {
 
 _BAR_WIDTH = 24
 _SECONDS_BETWEEN_LINES = 10.0
-_T = TypeVar("_T")
 _EXPERT = "Expert options"
 _expert = partial(Option, rich_help_panel=_EXPERT)
 
@@ -212,6 +212,64 @@ def _curve(losses: Sequence[float], marks: Mapping[int, str]) -> list[str]:
     return [*lines, *(" " * (wide + 3) + line for line in below)]
 
 
+class _Help:
+    """Help in sections. Long names get a line of their own: nothing is cut, however narrow the terminal."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            if each.param_type_name == "argument":
+                each.display_type_rich = lambda **_: None  # the Python type
+        return found
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            panel = getattr(each, "rich_help_panel", None) or f"{each.param_type_name.capitalize()}s"
+            if record := each.get_help_record(ctx):
+                panels.setdefault(panel, []).append(record)
+        for name, command in getattr(self, "commands", {}).items():
+            panel = command.rich_help_panel or "Commands"
+            panels.setdefault(panel, []).append((name, command.get_short_help_str()))
+        for panel, rows in panels.items():
+            rows = [(style(name, bold=True), about.replace("-", "\u2011")) for name, about in rows]
+            with formatter.section(style(panel, bold=True)):
+                formatter.write_dl(rows)
+        formatter.buffer[:] = [part.replace("\u2011", "-") for part in formatter.buffer]  # not broken there
+
+    def format_epilog(self: Any, _ctx: Any, formatter: Any) -> None:
+        # A command that is longer than a line goes on after a backslash, so that it can be copied.
+        formatter.write_paragraph()
+        for line in (self.epilog or "").split("\n\n"):
+            room = formatter.width - (2 if len(line) > formatter.width else 0)
+            parts = wrap(line, room, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
+            formatter.write((" \\\n" if line.startswith("trundle ") else "\n").join(parts) + "\n")
+
+    def get_short_help_str(self, *_: Any) -> str:  # the whole sentence
+        return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
+
+
+_OLD_NAMES = {"--texts": "--text-column", "--vectors": "--vector-column", "--calibrate": "--data"}
+
+
+class _Command(_Help, TyperCommand):
+    """A command, whose flags may have their old names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags = {flag for each in self.params for flag in each.opts}
+        for place, word in enumerate(args):
+            old, *value = word.split("=", 1)
+            if old not in flags and (new := _OLD_NAMES.get(old)) in flags:
+                sys.stderr.write(f"trundle: {old} is now {new}; the old name will go\n")
+                args[place] = "=".join([str(new), *value])
+        return super().parse_args(ctx, args)
+
+
+class _CommandGroup(_Help, TyperGroup):  # without a command it prints its help
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _CommonFlags:
     """The flags of almost every command."""
@@ -224,8 +282,7 @@ class _CommonFlags:
     def progress(self) -> Progress:
         """Returns the progress display. Call it before other libraries are imported: it also quiets them."""
         if not self.verbose:
-            for name, value in _QUIETER_LIBRARIES.items():
-                os.environ.setdefault(name, value)
+            os.environ.update(_QUIETER_LIBRARIES | os.environ)
             warnings.simplefilter("ignore")
         return terminal(quiet=self.quiet or self.as_json or not is_first())
 
@@ -234,6 +291,22 @@ class _CommonFlags:
         if self.as_json:
             _show_json(result)
         return self.as_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class _IndexFlags(_CommonFlags):
+    """The flags of commands that read an index of any kind."""
+
+    table: Annotated[
+        str | None, _expert(help="Its table or collection, if several; for FAISS and npz, the file of texts.")
+    ] = None
+    text_column: Annotated[
+        str | None, _expert(help="The index's column of texts, if it has no usual name.")
+    ] = None
+    vector_column: Annotated[str | None, _expert(help="The index's column of vectors, if several.")] = None
+
+    def named(self) -> dict[str, str | None]:
+        return {"table": self.table, "texts": self.text_column, "vectors": self.vector_column}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +328,7 @@ class _RunFlags(_CommonFlags):
         """Rejects a missing or existing output, one that holds one of the `models`, and missing data."""
         if self.output is None and not self.dry_run:
             raise BadInput("pass a folder for the result with -o FOLDER, or use --dry-run")
-        _check_data(self.data or [])
+        _check_inputs(data=self.data)
         for name in filter(None, models):
             if teacher_kind(name) == "model":
                 check_name(name)
@@ -275,7 +348,7 @@ class _RunFlags(_CommonFlags):
     ) -> Request:
         """Returns the request for `model`, if it and the `others` are there; imports torch."""
         for name in (model, *others):
-            _check_teacher(name, trust=self.trust)
+            _check_inputs(teacher=name, trust=self.trust)
         from trundle.pipeline.run import Request
 
         return Request(
@@ -292,57 +365,42 @@ class _RunFlags(_CommonFlags):
         )
 
 
-def _check_data(sources: Iterable[str]) -> None:
-    """Rejects a file that does not exist; its content is read later."""
-    for source in sources:
+def _check_inputs(
+    *models: str,
+    data: Iterable[str] | None = None,
+    graph: str | None = None,
+    teacher: str | None = None,
+    trust: bool = False,
+) -> None:
+    """Rejects files that are not there, a graph that no export writes, and a folder or name without a model.
+
+    Call it before torch is imported, and with models after the other checks: hub names are downloaded. Files
+    of data are not read, and an endpoint is not asked.
+    """
+    for source in data or ():
         path = source.rpartition("::")[0] if "::" in source else source
         if source != "environment" and "://" not in path and not Path(path).expanduser().exists():
             raise BadInput(f"there is no file or folder {path!r}; check the path")
-
-
-def _check_models(*names: str, trust: bool) -> None:
-    """Rejects a folder without a model, and a hub name that can't be found; others are downloaded.
-
-    Call it after the other checks, and before torch is imported.
-    """
-    for name in names:
-        model_folder(name, trust_remote_code=trust)
-
-
-def _check_teacher(name: str | None, *, trust: bool) -> None:
-    """Rejects a model, table or index that is not there; an endpoint is not asked."""
-    kind = teacher_kind(name) if name else None
-    if name and kind == "model":
-        _check_models(name, trust=trust)
-    elif name and kind == "table" and not Path(name).is_file():
-        raise BadInput(f"there is no file {name!r}; check the path")
-    elif name and kind == "index":
-        from trundle.index.readers import check_place
-
-        check_place(name)
-
-
-def _check_graph(name: str | None) -> None:
-    """Rejects a graph that no export writes."""
-    parts = set() if name in (None, "fastest") else set(str(name).split("-"))
+    parts = set() if graph in (None, "fastest") else set(str(graph).split("-"))
     if not any(parts <= {row.engine, row.precision} for row in FORMATS):
         known = ", ".join(row.name for row in FORMATS)
-        raise BadInput(f"there are no graphs {name!r}; use one of {known}")
+        raise BadInput(f"there are no graphs {graph!r}; use one of {known}")
+    for name in models:
+        model_folder(name, trust_remote_code=trust)
+    kind = teacher_kind(teacher) if teacher else None
+    if teacher and kind == "model":
+        model_folder(teacher, trust_remote_code=trust)
+    elif teacher and kind == "table" and not Path(teacher).is_file():
+        raise BadInput(f"there is no file {teacher!r}; check the path")
+    elif teacher and kind == "index":
+        from trundle.index.readers import check_place
+
+        check_place(teacher)
 
 
 def _several(words: Iterable[str] | None) -> list[str]:
     """Returns the values of a flag that may be repeated or separated by commas."""
     return [part.strip() for word in words or () for part in word.split(",") if part.strip()]
-
-
-def _renamed(old: str, new: str, value: _T | None, current: _T | None) -> _T | None:
-    """Returns the value of a flag that may be given by its old name, which prints a warning."""
-    if value in (None, []):
-        return current
-    sys.stderr.write(f"trundle: {old} is now {new}; the old name will go\n")
-    if current not in (None, []):
-        raise BadInput(f"{old} is the old name of {new}; pass {new} only")
-    return value
 
 
 def _word(kind: Any) -> str:
@@ -352,6 +410,13 @@ def _word(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     return {bool: "", int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _from_home(value: Any) -> Any:
+    """Returns a value whose `~/` stands for the home folder, which a shell leaves as it is after `=`."""
+    if isinstance(value, list | tuple):
+        return [_from_home(each) for each in value]
+    return type(value)(Path(value).expanduser()) if str(value).startswith("~/") else value
 
 
 def _with_flags(
@@ -364,16 +429,18 @@ def _with_flags(
     """
     record = get_type_hints(function).get("flags")
     kinds = {} if record is None else get_type_hints(record, include_extras=True)
+    common = () if record is None else fields(record)
     shared = [
         Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
-        for each in (fields(record) if record else ())
+        for each in sorted(common, key=lambda each: each.name in _CommonFlags.__annotations__)
         if each.name not in without
     ]
     if own is None:
         named = signature(function, eval_str=True).parameters.values()
         own = [parameter for parameter in named if parameter.name != "flags"]
 
-    def command(**given: Any) -> None:
+    def command(**words: Any) -> None:
+        given = {name: _from_home(value) for name, value in words.items()}
         if record is not None:
             given["flags"] = record(**{parameter.name: given.pop(parameter.name) for parameter in shared})
         function(**given)

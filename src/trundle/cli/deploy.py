@@ -63,23 +63,21 @@ def export(
     try_both: Annotated[
         bool, console._expert("--try-both", help="Use both tracers, keep the faster graph.")
     ] = False,
-    calibrate: Annotated[list[str] | None, Option(hidden=True)] = None,
 ) -> None:
     """Write the model as one graph that runs without torch.
 
     The graph includes pooling, dense layers and normalisation. It is compared with torch before writing.
     """
-    data = console._renamed("--calibrate", "--data", calibrate, data) or []
     precision = _precision_of(to, int8=int8, int4=int4, int4_tokens=int4_tokens, half=half)
     if graph_format(to, precision).is_quantised and not data:
         raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
-    console._check_data(data)
+    console._check_inputs(data=data)
     texts = calibration_texts(data) if data else []
     if output is not None:
         check_free(output, replace=force, read=[model])
-    elif not Path(model).expanduser().is_dir():
+    elif not Path(model).is_dir():
         raise BadInput(f"{model!r} is not a folder; choose one for the graph with -o FOLDER")
-    console._check_models(model, trust=flags.trust)
+    console._check_inputs(model, trust=flags.trust)
     progress = flags.progress()
     from trundle.export.exporting import export_model
     from trundle.export.quantise import ExportOptions, Limits
@@ -176,8 +174,7 @@ def serve(
         waiting_bytes=waiting_bytes,
         most_connections=most_connections,
     )
-    console._check_graph(graph)
-    console._check_models(*filter(None, (model, teacher)), trust=flags.trust)
+    console._check_inputs(*filter(None, (model, teacher)), graph=graph, trust=flags.trust)
     from trundle.serve.routes import open_socket, run_server
     from trundle.serve.settings import open_served
 
@@ -216,7 +213,7 @@ def report(
 
     Without --data and --tasks no model is loaded, and the report shows what the folders record.
     """
-    console._check_data(data or [])
+    console._check_inputs(data=data)
     progress = flags.progress()
     from trundle.report.report import check_output, make_report, write_report
 

@@ -62,11 +62,9 @@ def evaluate(
     """
     _check_writable(output)
     if output is not None and data:
-        from trundle.data.corpus import ENVIRONMENT
-        from trundle.data.texts import parse_source
+        from trundle.data.corpus import files_of
 
-        read = [parse_source(source).files for source in data if source != ENVIRONMENT]
-        check_not_read(output, [file for files in read for file in files])
+        check_not_read(output, files_of(data))
     if not tasks and not (teacher and data):
         raise BadInput("pass what to evaluate on: --tasks, or --teacher and --data")
     if teacher is None and (data or inherit or dimensions):
@@ -76,11 +74,10 @@ def evaluate(
     except ValueError as error:
         raise BadInput(f"--dimensions takes whole numbers such as 256,64, not {dimensions!r}") from error
     folder = None if teacher is None else Path(teacher).resolve()
-    students = [name for name in dict.fromkeys(models) if name != teacher and Path(name).resolve() != folder]
+    students = [name for name in dict.fromkeys(models) if Path(name).resolve() != folder]
     if not students and data:
         raise BadInput(f"{teacher} would be compared with itself; name another model, or another --teacher")
-    console._check_data(data or [])
-    console._check_graph(graph)
+    console._check_inputs(data=data, graph=graph)
     progress = flags.progress()
     from trundle.data.corpus import unseen_texts
     from trundle.evaluate.comparison import compare
@@ -91,8 +88,7 @@ def evaluate(
     from trundle.records import read_lineage
 
     chosen = find_tasks(console._several(tasks), root, split=split) if tasks else []
-    console._check_models(*models, trust=flags.trust)
-    console._check_teacher(teacher, trust=flags.trust)
+    console._check_inputs(*models, teacher=teacher, trust=flags.trust)
     if not students:
         students, teacher = models[:1], None
     trust, large = flags.trust, None
@@ -182,8 +178,7 @@ def bench(
 
     Each model runs in its own process; measurements are interleaved. Without --data, texts are generated.
     """
-    console._check_data(data or [])
-    console._check_models(*models, trust=False)
+    console._check_inputs(*models, data=data)
     from trundle.bench.rounds import BenchOptions
     from trundle.bench.rounds import bench as measure
     from trundle.bench.workload import caution, rows
@@ -222,7 +217,7 @@ def pair(
     if teacher_kind(teacher) != "model":
         raise BadInput(f"a pair holds both models, and {teacher} is not a model; pass the teacher's folder")
     check_free(output, replace=force, read=[student, teacher])
-    console._check_models(student, teacher, trust=flags.trust)
+    console._check_inputs(student, teacher, trust=flags.trust)
     progress = flags.progress()
     from trundle.pipeline.pair import pair as write_pair
 
@@ -266,7 +261,7 @@ def inspect(
     if output is not None and output.suffix not in (".html", ".svg"):
         raise BadInput(f"{output} is not a supported file type; use a name that ends in .html or .svg")
     _check_writable(output)
-    console._check_data(data or [])
+    console._check_inputs(data=data)
     progress = flags.progress()
     corpus = None
     if data:
@@ -275,7 +270,7 @@ def inspect(
         corpus = read_corpus(data, seed=seed, progress=progress)
         if layers:
             next(corpus.examples(), None)  # rejects a file without tuples
-    console._check_models(model, trust=flags.trust)
+    console._check_inputs(model, trust=flags.trust)
     from trundle.methods.depth.curve import list_savings, measure_curve
     from trundle.model.cost import cost
     from trundle.model.load import load

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperCommand
 
 from trundle.cli import console
 from trundle.cli.evaluate import _open_teacher
@@ -22,31 +21,13 @@ if TYPE_CHECKING:
     from trundle.progress import Progress
 
 _RAY = "--ray"
-_LOCAL_CLUSTER = "here"
-"""The address that `--ray` without a value stands for."""
 
 
 def _group(about: str) -> typer.Typer:
     help_flags = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(
-        no_args_is_help=True, rich_markup_mode="markdown", help=about, context_settings=help_flags
+        cls=console._CommandGroup, rich_markup_mode=None, help=about, context_settings=help_flags
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ReadFlags(console._CommonFlags):
-    table: Annotated[
-        str | None, Option(help="Its table or collection, if several; for FAISS and npz, the file of texts.")
-    ] = None
-    text_column: Annotated[str | None, Option(help="Its column or payload field of texts.")] = None
-    vector_column: Annotated[str | None, Option(help="Its column of vectors, if several.")] = None
-    texts: Annotated[str | None, Option(hidden=True)] = None
-    vectors: Annotated[str | None, Option(hidden=True)] = None
-
-    def named(self) -> dict[str, str | None]:
-        texts = console._renamed("--texts", "--text-column", self.texts, self.text_column)
-        vectors = console._renamed("--vectors", "--vector-column", self.vectors, self.vector_column)
-        return {"table": self.table, "texts": texts, "vectors": vectors}
 
 
 index = _group("Build, search, check and read indexes.")
@@ -54,7 +35,6 @@ targets = _group("Compute a teacher's vectors once, to train students from.")
 _Table = Annotated[str, Option(help="Name of the table in Postgres.")]
 _ANY_INDEX = "a folder, a file, or an address such as postgresql://host/db."
 _ADDRESSES = """Addresses: postgresql://user@host/db?table=NAME, qdrant://host:6333/NAME,
-
 chroma://host:8000/NAME, milvus://host:19530/NAME, s3://bucket/path of LanceDB.
 
 Folders: LanceDB, Qdrant, Chroma, Milvus Lite, trundle.
@@ -69,7 +49,7 @@ def _check_unused(folder: Path, own: str) -> None:
         raise BadInput(f"{folder} holds other files ({others[0]}); choose another folder")
 
 
-@index.command("build")
+@index.command("build", cls=console._Command)
 @console._with_flags
 def _build_index(
     flags: console._CommonFlags,
@@ -88,24 +68,19 @@ def _build_index(
 
     Stored texts are not embedded again: an interrupted build resumes, and more --data is added.
     """
-    console._check_data(data)
-    console._check_graph(graph)
+    console._check_inputs(data=data, graph=graph)
     if "://" in output and not output.startswith(("postgres://", "postgresql://")):
         raise BadInput(f"{output} can't be built; pass a folder, or postgresql://user@host/database")
     if "://" not in output:
-        _check_unused(Path(output).expanduser(), "index.json")
-    console._check_models(model, trust=flags.trust)
+        _check_unused(Path(output), "index.json")
+    console._check_inputs(model, trust=flags.trust)
     progress = flags.progress()
-    from trundle.data.corpus import ENVIRONMENT
-    from trundle.data.texts import parse_source
+    from trundle.data.corpus import files_of
     from trundle.export.open import open_encoder
     from trundle.index.base import Wanted
     from trundle.index.readers import build_index, create_store
 
-    read: list[str | Path] = [model]
-    for source in data:
-        if source != ENVIRONMENT:
-            read += parse_source(source).files
+    read = [model, *files_of(data)]
     encoder = open_encoder(model, graph=graph, trust_remote_code=flags.trust, progress=progress)
     wanted = Wanted(
         model=absolute_name(model),
@@ -134,7 +109,7 @@ def _texts(sources: Sequence[str], progress: Progress) -> Iterator[str]:
             yield from (text.text for text in read_texts(source))
 
 
-@index.command()
+@index.command(cls=console._Command)
 @console._with_flags
 def search(
     flags: console._CommonFlags,
@@ -177,10 +152,10 @@ def search(
             console._show(f"{one.score:6.3f}  {' '.join(one.text.split())[:160]}")
 
 
-@index.command()
+@index.command(cls=console._Command)
 @console._with_flags
 def check(
-    flags: _ReadFlags,
+    flags: console._IndexFlags,
     student: console._Model,
     against: Annotated[str, Option(help=f"The index to check: {_ANY_INDEX}")],
     teacher: Annotated[
@@ -196,7 +171,7 @@ def check(
 
     Reads a sample and compares the student's ten results with the teacher's. Writes nothing.
     """
-    console._check_data([queries] if queries else [])
+    console._check_inputs(data=[queries] if queries else None)
     progress = flags.progress()
     from trundle.data.texts import read_texts
     from trundle.index.readers import open_reader
@@ -204,8 +179,7 @@ def check(
     own_queries = [text.text for text in read_texts(queries)] if queries else []
     with closing(open_reader(against, progress=progress, **flags.named())) as reader:
         # Only now, because importing and opening models takes long and a wrong address is refused at once.
-        console._check_models(student, trust=flags.trust)
-        console._check_teacher(teacher, trust=flags.trust)
+        console._check_inputs(student, teacher=teacher, trust=flags.trust)
         from trundle.evaluate.index_check import check_index
         from trundle.export.open import open_sides
 
@@ -235,10 +209,10 @@ def check(
         console._show(line)
 
 
-@index.command("read", epilog=_ADDRESSES)
+@index.command("read", cls=console._Command, epilog=_ADDRESSES)
 @console._with_flags
 def _read_index(
-    flags: _ReadFlags,
+    flags: console._IndexFlags,
     where: Annotated[str, Argument(help=f"An index: {_ANY_INDEX}")],
     output: Annotated[Path, Option("--output", "-o", help="A parquet file for ids, texts and vectors.")],
     sample: Annotated[int | None, Option(min=1, help="Rows to draw at random; default: all.")] = None,
@@ -272,15 +246,15 @@ def _read_index(
         console._show(said)
 
 
-class _RayCommand(TyperCommand):
+class _RayCommand(console._Command):
     """A command whose `--ray` may have no value."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
         for place, word in enumerate(given):
             following = given[place + 1 : place + 2]
             if word == _RAY and (not following or following[0].startswith("-")):
-                given[place] = f"{_RAY}={_LOCAL_CLUSTER}"
+                given[place] = f"{_RAY}=here"
         return super().parse_args(ctx, given)
 
 
@@ -316,9 +290,9 @@ def _build_targets(
         raise BadInput("--workers goes with --ray; without it there is only one process")
     if ray is None and threads is not None and not runtime:
         raise BadInput("--threads goes with --ray or --runtime; for torch, set OMP_NUM_THREADS")
-    console._check_data(data)
+    console._check_inputs(data=data)
     _check_unused(output, MANIFEST)
-    console._check_teacher(model, trust=flags.trust)
+    console._check_inputs(teacher=model, trust=flags.trust)
     from trundle.scale.shard_writer import TeacherSpec, build_local
 
     name, trust = absolute_name(model), flags.trust

@@ -82,7 +82,13 @@ class Corpus:
 def read_corpus(sources: Sequence[str], *, seed: int, progress: Progress = SILENT) -> Corpus:
     """Open files, folders and `environment` as one corpus; unreadable sources are rejected at once."""
     reader = _CorpusReader(tuple(dict.fromkeys(sources)), seed, progress)
-    return _corpus_from(reader, files=tuple(reader.files()))
+    return _corpus_from(reader, files=tuple(files_of(sources)))
+
+
+def files_of(sources: Iterable[str]) -> list[str]:
+    """Return the files of the sources, each once."""
+    named = [source for source in sources if source != ENVIRONMENT]
+    return list(dict.fromkeys(str(file) for source in named for file in parse_source(source).files))
 
 
 def corpus_of(texts: Iterable[Text], name: str, *, seed: int) -> Corpus:
@@ -129,11 +135,6 @@ class _CorpusReader:
         for source in sources:
             if source != ENVIRONMENT and not _is_stored(source):
                 next(read_texts(source), None)
-
-    def files(self) -> Iterator[str]:
-        for source in self._sources:
-            if source != ENVIRONMENT:
-                yield from map(str, parse_source(source).files)
 
     @cached_property
     def _documented(self) -> dict[Part, list[_Documented]]:

@@ -87,7 +87,9 @@ class _Source:
 def parse_source(text: str) -> _Source:
     """Parse a source and check that its files exist and have a known suffix."""
     path, columns = parse_columns(text)
-    return _Source(files=_files(Path(path)), columns=columns)
+    if "://" in path:
+        raise BadInput(f"{path} is an address; download it, and pass the file or folder")
+    return _Source(files=_files(Path(path).expanduser()), columns=columns)
 
 
 def parse_columns(text: str) -> tuple[str, dict[str, str]]:
@@ -157,6 +159,8 @@ def _suffix(path: Path) -> str:
 
 def _files(path: Path) -> tuple[Path, ...]:
     known = f"{', '.join(_READERS)} (or .gz of the text formats)"
+    if (path / "modules.json").is_file():
+        raise BadInput(f"{path} is a model, not texts; pass a file that ends in {known}, or a folder of them")
     if path.is_dir():
         below = sorted((file.relative_to(path).parts, file) for file in path.rglob("*"))
         visible = (file for parts, file in below if not any(part.startswith(".") for part in parts))

@@ -78,6 +78,10 @@ def parse_budget(words: Sequence[str], *, whole_bytes: int | None) -> _Budget:
         if match["kind"] == "x" and whole_bytes is None:
             raise BadInput(f"{word} is a share of a model that is not here; pass a size such as 12MB")
         amount = float(match["number"]) * _UNITS[match["unit"] or ""]
+        if match["kind"] == "x" and amount < 1:
+            raise BadInput(
+                f"{word} is larger than the model itself; pass {1 / amount:g}x for {amount:g} of it"
+            )
         limits: dict[str, tuple[str, Any]] = {
             "b": ("bytes", int(amount)),
             "x": ("bytes", int((whole_bytes or 0) / amount)),
@@ -120,6 +124,8 @@ class TeacherOptions:
                 raise BadInput("name what to compress: a model, or an index with --index")
             if self.queries:
                 raise BadInput("--queries goes with --index; pass other texts with --data")
+            if self.table or self.texts or self.vectors or self.rows:
+                raise BadInput("--table, --text-column, --vector-column and --rows go with --index")
             if kind == "model" and self.calls:
                 raise BadInput("--teacher-calls limits an endpoint, or who made an index; leave it out")
         if self.index is not None and kind not in (None, "model", "endpoint"):

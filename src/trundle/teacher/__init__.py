@@ -11,6 +11,8 @@ MANIFEST = "manifest.json"
 _INDEXES = ("index.json", "chroma.sqlite3", "collection")
 """Files and folders that make a folder an index: trundle's own, Chroma's, Qdrant's."""
 
+_OTHERS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".gz", ".safetensors")  # texts and models
+
 
 def teacher_kind(name: str) -> Literal["endpoint", "table", "store", "index", "model"]:
     """Return what a teacher's name stands for.
@@ -18,12 +20,13 @@ def teacher_kind(name: str) -> Literal["endpoint", "table", "store", "index", "m
     A URL, a parquet file, a store of vectors, the address or file of an index, or a model.
     """
     if name.startswith(("http://", "https://")):
-        return "endpoint"
+        return "model" if "//huggingface.co/" in name else "endpoint"  # a page is no endpoint
     if Path(name).suffix == ".parquet":
         return "table"
     if (Path(name) / MANIFEST).is_file():
         return "store"
-    is_index = "://" in name or Path(name).is_file() or any((Path(name) / mark).exists() for mark in _INDEXES)
+    is_file = Path(name).is_file() and Path(name).suffix.lower() not in _OTHERS
+    is_index = "://" in name or is_file or any((Path(name) / mark).exists() for mark in _INDEXES)
     return "index" if is_index else "model"
 
 
