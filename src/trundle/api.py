@@ -464,7 +464,7 @@ def _progress(wanted: bool | Progress | None) -> Progress:
     if wanted is None:
         wanted = sys.stderr.isatty() or "ipykernel" in sys.modules
     if wanted is False:
-        disable_progress_bar()  # of transformers, while it loads weights
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # of transformers, while it loads weights
     return terminal(quiet=not wanted) if isinstance(wanted, bool) else wanted
 
 

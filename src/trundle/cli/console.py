@@ -305,7 +305,7 @@ class _IndexFlags(_CommonFlags):
     ] = None
     vector_column: Annotated[str | None, _expert(help="The index's column of vectors, if several.")] = None
 
-    def named(self) -> dict[str, str | None]:
+    def named(self) -> dict[str, Any]:
         return {"table": self.table, "texts": self.text_column, "vectors": self.vector_column}
 
 
