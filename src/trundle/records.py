@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -93,13 +92,6 @@ def read_lineage(folder: str | Path) -> dict[str, Any] | None:
     if lineage is None or lineage.get("format") != Lineage.format:
         raise BadInput(f"{path} was written by another version of trundle; make the folder again")
     return lineage
-
-
-def keep_records(source: Path, folder: Path) -> None:
-    """Copy the lineage and the calibration of the model in `source` to its export in `folder`."""
-    for name in (LINEAGE_FILE, CALIBRATION_FILE):
-        if (source / name).is_file():
-            shutil.copy(source / name, folder / name)
 
 
 @dataclass(frozen=True, kw_only=True)

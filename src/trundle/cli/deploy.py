@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from trundle.cli import console
 from trundle.cli.tables import _count, _exported
-from trundle.data.texts import calibration_texts
 from trundle.errors import BadInput
 from trundle.folders import check_free
 from trundle.precision import graph_format
@@ -72,6 +71,8 @@ def export(
     if graph_format(to, precision).is_quantised and not data:
         raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
     console._check_inputs(data=data)
+    from trundle.data.texts import calibration_texts
+
     texts = calibration_texts(data) if data else []
     if output is not None:
         check_free(output, replace=force, read=[model])

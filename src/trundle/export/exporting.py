@@ -37,7 +37,7 @@ from trundle.model.save import weights_digest
 from trundle.model.static import static_table
 from trundle.precision import EngineName, GraphFormat, Precision, graph_format
 from trundle.progress import SILENT, Progress
-from trundle.records import keep_records
+from trundle.records import CALIBRATION_FILE, LINEAGE_FILE
 from trundle.runtime.description import FILE, SIDES, Description, Graph, read_description, read_weights
 from trundle.runtime.engines import is_x86
 from trundle.runtime.model import Reader
@@ -118,7 +118,9 @@ def export_model(
         if not is_pair(model):
             _write_standalone(model, scratch)
         exported = export_into(scratch, model, row, options, progress)
-        keep_records(home, scratch)
+        for name in (LINEAGE_FILE, CALIBRATION_FILE):
+            if (home / name).is_file():
+                shutil.copy(home / name, scratch / name)
     return _moved(exported, scratch, Path(output))
 
 
