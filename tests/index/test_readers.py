@@ -107,8 +107,8 @@ def test_a_scan_of_sqlite_vec_reads_no_chunk_twice(databases: ModuleType, tmp_pa
     reader: Any = open_reader(where)
     with closing(reader):
         assert sum(len(batch.texts) for batch in reader.rows()) == 1024
-        pages = next(iter(reader._database.execute("PRAGMA page_count")))[0]
-        assert reader._database.status(apsw.SQLITE_DBSTATUS_CACHE_MISS)[0] <= pages
+        pages = next(iter(reader._client.execute("PRAGMA page_count")))[0]
+        assert reader._client.status(apsw.SQLITE_DBSTATUS_CACHE_MISS)[0] <= pages
 
 
 def goes_on_after_700_rows(reader: IndexReader) -> None:
