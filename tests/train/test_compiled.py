@@ -14,6 +14,7 @@ from torch import nn
 import pico
 from trundle.data.examples import Example
 from trundle.errors import BadInput
+from trundle.methods.align import AlignOptions, align
 from trundle.methods.contrast import ContrastOptions
 from trundle.methods.contrast.contrast import _add_adapters
 from trundle.methods.contrast.contrastive import make_contrast_task
@@ -105,3 +106,27 @@ def test_a_process_that_compiles_may_fail(
     backbone = transformer_of(pico_model("bert")).model
     with blocks.compiling_ahead(backbone, dropout=False, bf16=False) as wait:
         wait()
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead"),
+    [
+        ({"minutes": 10}, True),
+        ({"minutes": 1}, False),
+        ({"minutes": 10, "compile": False}, False),
+        ({"steps": 0, "compile": True}, False),
+        ({"steps": 9, "compile": True}, True),
+    ],
+)
+def test_long_runs_on_a_gpu_compile_ahead(
+    settings: dict[str, Any],
+    ahead: bool,
+    pico_model: Callable[[str], SentenceTransformer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(align, "can_compile", lambda: True)
+    monkeypatch.setattr(align, "compiling_ahead", lambda backbone, **_: started.append(backbone))
+    align._compiling_ahead(pico_model("bert"), AlignOptions.model_validate({"teacher": "x", **settings}))
+    assert bool(started) is ahead

@@ -44,7 +44,7 @@ from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
 from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, compiling_ahead, keeps_zeros
-from trundle.train.loop import TrainingTask, TrainSettings
+from trundle.train.loop import TrainSettings
 from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for
 
 _SIMILARITY_NAMES: dict[Similarity, Literal["cosine", "dot", "euclidean"]] = {
@@ -124,16 +124,9 @@ def _compiling_ahead(
     model: SentenceTransformer, options: AlignOptions
 ) -> AbstractContextManager[Callable[[], None]]:
     """Compiles the layers beside the work before a training on a GPU; yields a function that waits."""
-    long = options.compile is None and (options.minutes or 0.0) >= _COMPILED_MINUTES and can_compile()
-    wanted = options.compile or long
     on_gpu = torch.cuda.is_available() and process_count() == 1
-    if (
-        not wanted
-        or not on_gpu
-        or options.steps == 0
-        or options.loss != "leaf"
-        or static_table(model) is not None
-    ):
+    trains = options.steps != 0 and options.loss == "leaf" and static_table(model) is None
+    if not on_gpu or not trains or not _compiles(options):
         return nullcontext(lambda: None)
     bf16 = precision_for(options.precision) == "bf16"
     return compiling_ahead(transformer_of(model).model, dropout=options.dropout, bf16=bf16)
@@ -245,7 +238,7 @@ def _train(
     if settings.optimizer == "muon" and keeps_zeros(student, options.keep_zeros):
         context.progress.say("Muon would fill pruned weights; AdamW is used")
         settings = replace(settings, optimizer="adamw")
-    compiles = _compiles(options, task)
+    compiles = options.compile or (task.batches.gather is not None and _compiles(options))
     if compiles:
         with context.progress.task("compiling the layers", None):
             compiled()
@@ -265,10 +258,11 @@ def _train(
         )
 
 
-def _compiles(options: AlignOptions, task: TrainingTask[Any]) -> bool:
+def _compiles(options: AlignOptions) -> bool:
+    """Whether steps that are captured as graphs compile the layers; others do only if told to."""
     if options.compile is not None:
         return options.compile
-    return task.batches.gather is not None and (options.minutes or 0.0) >= _COMPILED_MINUTES and can_compile()
+    return (options.minutes or 0.0) >= _COMPILED_MINUTES and can_compile()
 
 
 def schedule_for(options: AlignOptions, per_epoch: int) -> Schedule:
