@@ -51,7 +51,8 @@ def changes(folders: list[str]) -> list[Row]:
     rows = []
     for key, seeds in found.items():
         spread = round(statistics.stdev(seeds.values()), 2) if len(seeds) > 1 else None
-        row: Row = {"change": round(statistics.fmean(seeds.values()), 2), "spread": spread, "seeds": len(seeds)}
+        row: Row = {"change": round(statistics.fmean(seeds.values()), 2), "spread": spread}
+        row["seeds"] = len(seeds)
         row["by_seed"] = {str(seed): round(change, 2) for seed, change in sorted(seeds.items())}
         rows.append(dict(zip(KEY, key, strict=True)) | row)
     return rows
