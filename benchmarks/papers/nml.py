@@ -56,8 +56,17 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
 def _take_all(figures: Figures, rate: str, results: dict[str, Row], seed: int) -> None:
     for name, content in results.items():
         joined, size = _joined(name)
+        batch = [
+            step["batch_size"] for one in content["steps"] for step in one.values() if "batch_size" in step
+        ]
         for model in content["models"]:
-            row = {"rate": rate, "row": joined, "seed": seed, "sts": round(points(model, "sts"), 2)}
+            row = {
+                "batch": batch[-1] if batch else None,
+                "rate": rate,
+                "row": joined,
+                "seed": seed,
+                "sts": round(points(model, "sts"), 2),
+            }
             row["size"] = size or model["size"].strip("-").replace("-", "/") or FULL
             row["steps"] = content["facts"].get("steps")
             merge(figures["all"], [row], ("rate", "row", "size", "seed"))
@@ -176,13 +185,13 @@ def _further(figures: Figures, paper: str) -> list[Claim]:
         found = scores(rows)
         if not {FURTHER, BASE} <= found.keys():
             continue
-        steps = max(row["steps"] for row in rows if row["steps"])
+        steps, batch = (max(row[key] for row in rows if row[key]) for key in ("steps", "batch"))
         claims.append(
             Claim(
                 says=f"{says} ({rate})",
                 paper=paper,
                 here=versus(found, FURTHER, BASE),
-                scale=f"SmolLM2 135M; 98,603 tuples of all triplets, {steps} steps of 64, then as many",
+                scale=f"SmolLM2 135M; all 98,603 tuples, {steps} steps of {batch} and as many more",
                 gaps=gaps(found, FURTHER, BASE),
                 command="D",
             )
