@@ -96,7 +96,7 @@ def run_rows(rows: Iterable[str], output: str | Path, *, at_once: int = 1) -> No
     """Run this script again with `--only ROW` for each row, several at once, each with a log file."""
     Path(output).mkdir(parents=True, exist_ok=True)
     # Without a limit each process starts one thread per core.
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))} | os.environ
     started: dict[str, subprocess.Popen[bytes]] = {}
     for row in rows:
         while sum(process.poll() is None for process in started.values()) >= at_once:

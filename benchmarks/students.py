@@ -17,10 +17,13 @@ heal     a cut model trained with `align`, `contrast`, and sentence-transformers
          distillation (`library`, needs `datasets`); `cut` is not trained
 l3prune  a level is a percentage of layers to drop, or `small` or `large`, which the layer-loss curve picks
 leaf     students given as folders, aligned; options after the folder are for that row alone. `ridge`, the
-         closed-form start of the first student, runs first and asks the teacher for all vectors
+         closed-form start of the first student, runs first and asks the teacher for all vectors. With
+         teacher=STORE a row takes texts and vectors from a store of `trundle targets build`
 static   models without layers, and model2vec's distillation (needs model2vec[distill]) with and without its
          rotation
-width    nested widths from one run, and what they are compared with; --rows picks rows by pattern
+width    nested widths from one run, and what they are compared with
+
+--rows picks rows of leaf and width by pattern.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ from trundle.data.sampling import distinct, sample
 from trundle.evaluate.scoring import find_tasks
 from trundle.evaluate.tasks import Task
 from trundle.model.load import load
+from trundle.teacher import teacher_kind
 
 KINDS = ("retrieval", "classification", "clustering", "pairs")
 SEARCHES = ("retrieval/SciFact", "retrieval/CACM", "retrieval/Cranfield")
@@ -111,8 +115,10 @@ def heal_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str,
 def l3prune_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str, Row]:
     found = {}
     for level in names(options.levels):
-        cut = {"pick": level} if level in ("small", "large") else {"fraction": f"{level}%"}
-        heal = [{"contrast": length | {"warmup": 300} | own}] if options.steps else []
+        cut: Json = {"drop": f"{level}%"}
+        if level in ("small", "large"):
+            cut = {"pick": level, "scale": options.scale}
+        heal: list[Json] = [{"contrast": length | {"warmup": 300} | own}] if options.steps else []
         found[level] = Row(steps=[{"depth": cut}, *heal], index=False)
     return found
 
@@ -130,7 +136,8 @@ def leaf_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str,
     first = next(iter(found.values()))
     start = Row(source=first.source, steps=[{"align": shared | {"steps": 1, "minutes": None}}], stage=0)
     models = {Path(model).name: Row(source=model, index=False) for model in options.as_they_are}
-    return {RIDGE: start, TEACHER: Row(index=False)} | models | found
+    found = {RIDGE: start, TEACHER: Row(index=False)} | models | found
+    return _wanted(found, names(options.rows))
 
 
 def static_rows(_options: argparse.Namespace, length: Json, own: Json) -> dict[str, Row]:
@@ -173,11 +180,18 @@ def width_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str
             found[f"further{mark}-{size}"] = Row(steps=[{"contrast": train}], source=sized, stage=2)
     for select in SELECTIONS:
         found[f"select-{select}"] = Row(steps=[{"width": nested | {"select": select}}])
+        for width in () if aligned else names(options.widths):
+            size = width.replace("/", "-")
+            sized = str(output / f"select-{select}" / f"model-{size}")
+            found[f"further-{select}-{size}"] = Row(steps=[{"contrast": train}], source=sized, stage=2)
     for weight in LAMBDAS:
         found[f"lambda-{weight}"] = Row(steps=[{"width": nested | {"student_weight": float(weight)}}])
-    patterns = [BEFORE, *names(options.rows)]
-    wanted = {name: row for name, row in found.items() if any(fnmatch(name, one) for one in patterns)}
+    wanted = _wanted(found, [BEFORE, *names(options.rows)])
     return {name: replace(row, index=row.index and aligned) for name, row in wanted.items()}
+
+
+def _wanted(rows: dict[str, Row], patterns: list[str]) -> dict[str, Row]:
+    return {name: row for name, row in rows.items() if any(fnmatch(name, one) for one in patterns)}
 
 
 MAKERS = (depth_rows, heal_rows, l3prune_rows, leaf_rows, static_rows, width_rows)
@@ -211,13 +225,16 @@ def build(options: argparse.Namespace, name: str) -> None:
     made, began = {"": source}, time.monotonic()
     if row.steps or row.by:
         made = {"": str(folder / "model")}
-        corpus = harness.read_folder(options.data)
-        if options.what in ("l3prune", "width"):
+        taught = row.steps[-1].get("align", {}).get("teacher") if row.steps else None
+        corpus = None
+        if taught is None or teacher_kind(taught) == "model":
+            corpus = harness.read_folder(options.data)
+        if corpus and options.what in ("l3prune", "width"):
             # The distance to a decoder that is not an embedder yet is meaningless, so no texts are held out.
             corpus = replace(corpus, held_out=lambda: iter(()))
         if row.by and row.by.startswith("model2vec"):
             by_model2vec(source, folder, rotated=row.by == "model2vec")
-        elif row.by:
+        elif row.by and corpus:
             by_library(source, int(row.by), corpus, folder, options)
         else:
             run = harness.compress_by(source, row.steps, folder / "model", corpus, seed=options.seed)
@@ -225,7 +242,7 @@ def build(options: argparse.Namespace, name: str) -> None:
             content |= {"facts": dict(run.steps[-1].facts), "says": [step.says for step in run.steps]}
             content["fidelity"] = run.fidelity.as_json() if run.fidelity else None
     content["seconds"] = round(time.monotonic() - began, 1)
-    index = options.model if row.index and made[""] != options.model else None
+    index = options.model if row.index and not options.own_index and made[""] != options.model else None
     content["models"] = [
         {"size": size} | harness.score(place, tasks_of(options), index=index) for size, place in made.items()
     ]
@@ -315,15 +332,17 @@ def main() -> None:
     parser.add_argument("--order", choices=("auto", "first", "spread"), default="auto", help="depth, heal")
     parser.add_argument("--levels", default="0,10,20,30,40,50,60,70,80,90", help="l3prune")
     parser.add_argument("--as-they-are", nargs="*", default=[], help="leaf: models to score without training")
+    parser.add_argument("--scale", type=float, default=20, help="l3prune: of the curve that picks layers")
     parser.add_argument("--objective", choices=("align", "contrast"), help="width")
     parser.add_argument("--widths", default="1/2,1/4", help="width")
-    parser.add_argument("--rows", default="*", help="width: patterns of row names")
+    parser.add_argument("--rows", default="*", help="leaf, width: patterns of row names")
+    parser.add_argument("--own-index", action="store_true", help="search no index of the original model")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--only", help="make this row in this process")
     parser.add_argument("-o", "--output", required=True)
     options = parser.parse_intermixed_args()
     harness.set_defaults(options, DEFAULTS[options.what])
-    if not options.data:
+    if not options.data and options.what != "leaf":
         parser.error("pass --data")
     if options.what == "width" and not options.objective:
         parser.error("pass --objective")

@@ -11,7 +11,9 @@ DIR has the tasks and texts (classification/, pairs/, retrieval/, sts/, triplets
 cuts    scores for every score, fate of removed tokens (--oov) and share of parameters removed. Tokens are
         selected, and `align` trains, on training texts of the same domain, for STSBenchmark on general texts
 glue    the paper's table 1: a model fine-tuned for each task after each way to remove parameters, on the
-        split `train` alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again
+        split `train` alone, and scored on `test`, or `dev` for RTE. Cells that exist are not made again.
+        With --tokens all but these per cent of the tokens are removed, instead of a share of all parameters;
+        `attention` scores tokens in the complete model after it was fine-tuned with the same seed
 tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fifth` is the share of occurrences
         of the most frequent fifth of the tokens that occur in these rows (a fifth of the complete vocabulary
         is more than all tokens of CoLA); `unseen` the share of distinct tokens of the scored rows that do not
@@ -31,6 +33,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -91,7 +94,10 @@ VOCABULARIES = {
     "tfidf": {"score": "tfidf", "oov": "unk"},
     "tfidf+cluster": {"score": "tfidf", "oov": "cluster"},
     "decompose": {"score": "tfidf", "oov": "decompose"},
+    "attention": {"score": "attention", "oov": "unk"},
 }
+TUNED = "attention"
+"""The method that scores tokens in a model that was fine-tuned before."""
 BASELINES = {"magnitude": 0.0, "low-rank": 1.0, "low-rank+sparse": 0.5}
 """Ways to remove parameters inside the layers; the share of the rest that the low-rank factors get."""
 COMPARED = ",".join(("full", *VOCABULARIES, *BASELINES))
@@ -116,10 +122,10 @@ def texts_of(rows: Sequence[LabelledRow]) -> list[str]:
 
 
 def cut(
-    model: SentenceTransformer, options: Json, removed: int, context: Context
+    model: SentenceTransformer, options: Json, removed: int, context: Context, *, tokens: int | None = None
 ) -> tuple[SentenceTransformer, Any]:
-    """Remove a percentage of all parameters by cutting tokens."""
-    share = {"parameters": str(1 - Fraction(removed, 100))}
+    """Remove a percentage of all parameters by cutting tokens, or keep a percentage of the tokens."""
+    share = {"parameters": str(1 - Fraction(removed, 100))} if tokens is None else {"fraction": f"{tokens}%"}
     return harness.apply_step("vocabulary", model, options | share, context)
 
 
@@ -264,20 +270,31 @@ def glue_cell(options: argparse.Namespace, task: str, method: str) -> Json:
     removed, before = int(options.removed or 20), parameters(model)
     asked = {"epochs": options.epochs, "batch_size": 32, "learning_rate": 5e-5, "precision": "auto"}
     asked |= {"max_length": min(128, model.max_seq_length or 128), "keep_zeros": method == "magnitude"}
-    scores, lost, began = [], 0, time.monotonic()
+    scores, before_cut, lost, began = [], [], 0, time.monotonic()
+
+    def tune(small: SentenceTransformer, context: Context) -> tuple[SentenceTransformer, Json]:
+        plan = tool.plan(small, make_options(tool, asked), context)
+        student, learned = _trained(small, plan, rows, (), context)
+        found = _measures_of(student, plan, measured)
+        learned.done()
+        return student, found
+
     for seed in harness.numbers(options.seeds):
         context, small = Context(original=model, corpus=corpus, seed=seed, progress=harness.Lines()), model
         if method in BASELINES:
             small = baseline(model, method, before * removed // 100)
         elif method in VOCABULARIES:
-            small, _ = cut(model, VOCABULARIES[method] | {"characters": options.characters}, removed, context)
+            how = VOCABULARIES[method] | {"characters": options.characters}
+            if method == TUNED:
+                tuned, found = tune(model, context)
+                context, how = replace(context, models={TUNED: tuned}), how | {"scored_by": TUNED}
+                before_cut.append(found)
+            small, _ = cut(model, how, removed, context, tokens=options.tokens)
         lost = before * removed // 100 if method == "magnitude" else before - parameters(small)
-        plan = tool.plan(small, make_options(tool, asked), context)
-        student, learned = _trained(small, plan, rows, (), context)
-        scores.append(_measures_of(student, plan, measured))
-        learned.done()
+        scores.append(tune(small, context)[1])
     measure = MEASURES.get(task, "accuracy")
     cell = {"task": task, "method": method, "characters": options.characters, "measure": measure}
+    cell |= {"tokens": options.tokens, "full_scores": before_cut}
     cell |= {"score": statistics.fmean(score[measure] for score in scores), "removed": lost / before}
     cell |= {"rows": len(rows), "measured_rows": len(measured), "seeds": options.seeds, "scores": scores}
     return cell | {"options": asked, "seconds": round(time.monotonic() - began, 1)}
@@ -436,6 +453,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--data", required=True, type=Path, help="folder of the tasks, or of texts for speed")
     parser.add_argument("--removed", help="percentages of all parameters")
+    parser.add_argument("--tokens", type=int, help="glue: percentage of the tokens to keep, instead")
     parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"), help="cuts, glue")
     parser.add_argument("--domains", default=DOMAINS, help="cuts")
     parser.add_argument("--scores", default="tfidf,frequency,attention,cluster,random", help="cuts")

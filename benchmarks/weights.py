@@ -6,8 +6,9 @@ DIR has the tasks and tuples (classification/, retrieval/, sts/, triplets/). A d
 classification task and by a search over every tenth tuple of triplets/DOMAIN; tuples that share a text with
 it are not trained on. `neuron` removes neurons by gaprune's scores and heals the model with those that
 stay; `neuron-alone` does not heal it. `gaprune-paper` has β = 1 (with each Fisher matrix
-scaled below 1), `gaprune-raw` the formula as printed. `dense` is the model itself, before and after the same
-training. `papers/gaprune.py` turns the rows into changes against dense.
+scaled below 1), `gaprune-raw` the formula as printed; `-alpha-0` after either, or after `gaprune`, leaves the
+alignment of gradients out. `dense` is the model itself, before and after the same training.
+`papers/gaprune.py` turns the rows into changes against dense.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from trundle.methods.training import Prompts
 from trundle.methods.weights import _FisherScale
 from trundle.methods.weights.gradients import _measure_gradients, _measure_norms
 from trundle.methods.weights.pruning import (
+    _ALPHA,
     _BETA,
     _alignment,
     _best_neurons,
@@ -57,6 +59,8 @@ METHODS = (
     "gaprune,gaprune-paper,gaprune-raw,magnitude,random,general-fisher,domain-fisher,wanda,"
     "neuron,neuron-alone"
 )
+ALONE = "-alpha-0"
+"""The end of the name of a score without its alignment term."""
 DOMAIN_TASKS = {"finance": "classification/FinancialPhraseBank", "chemistry": "classification/ChemProt"}
 GENERAL_TASKS = "sts/STSBenchmark,sts/STS15,retrieval/SciFact,retrieval/Cranfield"
 
@@ -82,9 +86,9 @@ def scored(
     f_dom, f_gen = found["domain"].fisher, found["general"].fisher
     aligned = {name: _alignment(found["general"].mean[name], found["domain"].mean[name]) for name in weights}
 
-    def by_dai(beta: float, scale: _FisherScale) -> dict[str, Tensor]:
+    def by_dai(beta: float, scale: _FisherScale, alpha: float = _ALPHA) -> dict[str, Tensor]:
         return {
-            name: _dai(weight, f_gen[name], f_dom[name], aligned[name], beta=beta, scale=scale)
+            name: _dai(weight, f_gen[name], f_dom[name], aligned[name], alpha=alpha, beta=beta, scale=scale)
             for name, weight in weights.items()
         }
 
@@ -93,6 +97,9 @@ def scored(
         "gaprune": ours,
         "gaprune-paper": by_dai(1.0, "largest"),
         "gaprune-raw": by_dai(1.0, "raw"),
+        f"gaprune{ALONE}": by_dai(_BETA, "mean", 0.0),
+        f"gaprune-paper{ALONE}": by_dai(1.0, "largest", 0.0),
+        f"gaprune-raw{ALONE}": by_dai(1.0, "raw", 0.0),
         "neuron": ours,
         "neuron-alone": ours,
         "magnitude": {name: weight.abs() for name, weight in weights.items()},
@@ -130,7 +137,7 @@ def build(options: argparse.Namespace, row: str) -> None:
     train = str(output / "data" / row / "train.parquet")
     pq.write_table(pa.Table.from_pylist(free), train)
     own = find_tasks([str(folder), DOMAIN_TASKS[name]], options.data)
-    tasks = own + find_tasks(names(options.general), options.data)
+    tasks = own + (find_tasks(names(options.general), options.data) if options.general else [])
     model = load(options.model)
     scores, texts = scored(model, train, options, seed)
     retrain = {"train": "full", "steps": options.steps, "batch_size": options.batch_size, "warmup": 10}
@@ -163,7 +170,7 @@ def main() -> None:
     parser.add_argument("--domains", default="finance,chemistry")
     parser.add_argument("--sparsity", default="30,50,60,70", help="percentages")
     parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--general", default=GENERAL_TASKS, help="tasks outside the domain")
+    parser.add_argument("--general", default=GENERAL_TASKS, help="tasks outside the domain; may be empty")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--steps", type=int, default=100, help="of training afterwards; 0 for none")

@@ -8,12 +8,14 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence import Claim, Figure, Figures, Gap, Row, gap, merge, table
+from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, table
 
 MODEL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 DOMAINS, SIDES = ("finance", "chemistry"), ("domain", "general")
 ONE_SHOT, AFTER, DENSE = "one-shot", "after", "dense"
-OURS, PAPER = "gaprune", "gaprune-paper"
+OURS, PAPER, RAW = "gaprune", "gaprune-paper", "gaprune-raw"
+ALONE = "-alpha-0"
+"""Ends the name of a score without the alignment of gradients."""
 KEY = ("model", "domain", "method", "sparsity", "when", "side")
 
 
@@ -41,14 +43,17 @@ def changes(folders: list[str]) -> list[Row]:
     found: dict[tuple[object, ...], dict[int, float]] = {}
     for one in lines:
         before = dense[one["model"], one["domain"], one["seed"]]
-        for side in SIDES:
+        general = set(one["scores"]) - set(one["of_domain"])
+        for side in SIDES if general else SIDES[:1]:
             change = 100 * (mean_of(one, side) / mean_of(before, side) - 1)
             key = tuple((one | {"side": side})[name] for name in KEY)
             found.setdefault(key, {})[one["seed"]] = change
     rows = []
     for key, seeds in found.items():
         spread = round(statistics.stdev(seeds.values()), 2) if len(seeds) > 1 else None
-        row = {"change": round(statistics.fmean(seeds.values()), 2), "spread": spread, "seeds": len(seeds)}
+        row: Row = {"change": round(statistics.fmean(seeds.values()), 2), "spread": spread}
+        row["seeds"] = len(seeds)
+        row["by_seed"] = {str(seed): round(change, 2) for seed, change in sorted(seeds.items())}
         rows.append(dict(zip(KEY, key, strict=True)) | row)
     return rows
 
@@ -65,6 +70,11 @@ class Changes:
     """The changes of a model's scores by method, sparsity and time, on its domain or elsewhere."""
 
     def __init__(self, rows: list[Row], model: str, side: str = "domain") -> None:
+        self._by_seed = {
+            (row["method"], row["sparsity"], row["domain"], row["when"]): row.get("by_seed", {})
+            for row in rows
+            if (row["model"], row["side"]) == (model, side)
+        }
         self._found = {
             (row["method"], row["sparsity"], row["domain"], row["when"]): Figure(
                 mean=row["change"], spread=row["spread"], seeds=row["seeds"]
@@ -93,6 +103,19 @@ class Changes:
             )
         ]
 
+    def paired(self, method: str, other: str, sparsity: int, when: str) -> list[Gap]:
+        """Return the differences within each seed, in each domain; none if either was not measured.
+
+        Both methods of a seed score the same gradients, and see the same tuples in training.
+        """
+        found = []
+        for domain in DOMAINS:
+            runs = [self._by_seed.get((name, sparsity, domain, when), {}) for name in (method, other)]
+            both = [runs[0][seed] - runs[1][seed] for seed in runs[0] if seed in runs[1]]
+            if both:
+                found.append(gap(figure(both), 0.0, f"{domain}, {when}:"))
+        return found
+
     def above_dense(self, method: str, sparsity: int, when: str) -> list[Gap]:
         """Return the changes against the dense model before training."""
         return [
@@ -107,6 +130,9 @@ def claims(figures: Figures) -> list[Claim]:
     mini, base = ("MiniLM 23M; 2,000 samples, 100 steps of 64", "all-mpnet-base-v2 109M; the same")
     rivals = ("magnitude", "domain-fisher", "general-fisher", "random")
     raw = "raw F as published (`--recipe gaprune-paper`); here F is divided by its maximum"
+    published, shown = PAPER, "β 1"
+    if all(small.of(RAW, 50, when) for when in (ONE_SHOT, AFTER)):
+        published, shown, raw = RAW, "raw F, β 1", ""
     deep = [one for level in (60, 70) for one in small.gaps(OURS, ["magnitude"], level, ONE_SHOT)]
 
     def claim(
@@ -120,8 +146,9 @@ def claims(figures: Figures) -> list[Claim]:
     return [
         claim(
             "one-shot at 50%, DAI loses less than magnitude, Fisher and random",
-            f"β 1 {small.both(PAPER, 50, ONE_SHOT)}, magnitude {small.both('magnitude', 50, ONE_SHOT)}",
-            small.gaps(PAPER, rivals, 50, ONE_SHOT),
+            f"{shown} {small.both(published, 50, ONE_SHOT)}, "
+            f"magnitude {small.both('magnitude', 50, ONE_SHOT)}",
+            small.gaps(published, rivals, 50, ONE_SHOT),
             "−2.4 / −2.3 against −3.4 / −4.4",
             raw,
         ),
@@ -147,8 +174,8 @@ def claims(figures: Figures) -> list[Claim]:
         ),
         claim(
             "after 100 steps the pruned model is above the dense one before them",
-            f"β 1 {small.both(PAPER, 50, AFTER)}",
-            small.above_dense(PAPER, 50, AFTER),
+            f"{shown} {small.both(published, 50, AFTER)}",
+            small.above_dense(published, 50, AFTER),
             "+4.5 / +1.7",
             raw,
         ),
@@ -186,8 +213,28 @@ def claims(figures: Figures) -> list[Claim]:
             scale=base,
             command="C",
         ),
-        claim("alignment matters: α 0.2 is better than α 0", "–", [], "not compared", "rows with α 0"),
+        *(
+            claim(
+                f"alignment matters: α 0.2 is better than α 0 ({way})",
+                _with_and_without(small, method),
+                [one for when in (ONE_SHOT, AFTER) for one in small.paired(method, method + ALONE, 50, when)],
+                "not compared",
+                "" if small.of(method + ALONE, 50, ONE_SHOT) else "rows with α 0",
+                command="D",
+            )
+            for method, way in ((OURS, "β 0"), (PAPER, "β 1"), (RAW, "raw F, β 1"))
+            if method == OURS or small.of(method + ALONE, 50, ONE_SHOT)
+        ),
     ]
+
+
+def _with_and_without(found: Changes, method: str) -> str:
+    if not found.of(method + ALONE, 50, ONE_SHOT):
+        return "–"
+    return "; ".join(
+        f"{when}: {found.both(method, 50, when)} against {found.both(method + ALONE, 50, when)}"
+        for when in (ONE_SHOT, AFTER)
+    )
 
 
 def tables(figures: Figures) -> dict[str, str]:
@@ -204,6 +251,7 @@ def tables(figures: Figures) -> dict[str, str]:
             ]
         )
         for row in figures["methods"]
+        if small.of(row["method"], 50, ONE_SHOT)
     ]
     columns = "method | paper, one-shot | paper, 100 steps | MiniLM, one-shot | MiniLM, 100 steps"
     return {"half": table(f"{columns} | mpnet, one-shot | mpnet, 100 steps", rows)}

@@ -27,25 +27,41 @@ FIRST, SECOND = "SmolLM2-135M-Instruct", "Qwen2.5-Coder-0.5B-Instruct"
 PICKED, KINDS = ("large", "small"), ("sts", "retrieval")
 NEGLIGIBLE, MODEST = 0.5, 6.0
 """Losses in points that the paper calls so (up to 0.5 at 30%; up to 5.3 at 80%)."""
+SCALE = 50
+"""The authors' multiplier of cosines, in the curve and in training."""
 AT_SCALE_20 = "layers picked at scale 20 without instructions; scale 50 with them is not measured"
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
-    """Add `levels`, a folder of `students.py l3prune`, or `curve`, the JSON of `trundle inspect`."""
+    """Add folders of `students.py l3prune` or layer-loss curves.
+
+    `levels` is a folder with the settings of ours, `published` one with scale 50 and instructions; `curve` is
+    the JSON of `trundle inspect`, `curves` the lines of `benchmarks/curves.py`.
+    """
     model = {"model": options.model}
     if not options.model:
         raise SystemExit("pass --model with the name of the decoder")
-    if what == "levels":
+    if what in ("levels", "published"):
         for level, content in read_results(place).items():
             made = content["models"][0]
             row = model | {"level": level, "layers": made["layers"], "parameters": made["parameters"]}
             row |= {"seed": options.seed} | {kind: round(points(made, kind), 2) for kind in KINDS}
-            merge(figures["levels"], [row], ("model", "level", "seed"))
+            if what == "published":
+                trained = content["steps"][-1]["contrast"]
+                row |= {key: trained[key] for key in ("steps", "batch_size", "max_length")}
+            merge(figures[what], [row], ("model", "level", "seed"))
+    elif what == "curves":
+        for line in Path(place).read_text().splitlines():
+            curve = json.loads(line)
+            row = model | {"scale": curve["scale"], "instruction": bool(curve["instruction"])}
+            row |= {"seed": curve["seed"], "small": curve["small"], "large": curve["large"]}
+            row |= {turn["turn"]: [turn["layer"], turn["loss"]] for turn in turns(curve["losses"])}
+            merge(figures["scaled_curves"], [row], ("model", "scale", "instruction", "seed"))
     elif what == "curve":
         losses = json.loads(Path(place).read_text())["curve"]["losses"]
         merge(figures["curves"], [model | row for row in turns(losses)], ("model", "turn"))
     else:
-        raise SystemExit(f"l3prune takes levels and curve, not {what}")
+        raise SystemExit(f"l3prune takes levels, published, curve and curves, not {what}")
 
 
 def turns(losses: list[float]) -> list[Row]:
@@ -61,8 +77,8 @@ def turns(losses: list[float]) -> list[Row]:
 class Levels:
     """The levels of one decoder."""
 
-    def __init__(self, figures: Figures, model: str) -> None:
-        self.rows = pick(figures["levels"], model=model)
+    def __init__(self, figures: Figures, model: str, settings: str = "levels") -> None:
+        self.rows = pick(figures[settings], model=model)
         self.short = model.removesuffix("-Instruct")
         self.curve = {row["turn"]: row for row in pick(figures["curves"], model=model)}
 
@@ -74,6 +90,10 @@ class Levels:
     def lost(self, level: str, most: float) -> Gap:
         """Return the change against the uncut decoder, which the claim says is above −`most`."""
         return gap(self.score(level), self.score("0"), f"{self.short}:", margin=most)
+
+    def has(self, *levels: str) -> bool:
+        """Tell whether all of these levels were measured."""
+        return set(levels) <= {row["level"] for row in self.rows}
 
     def against(self, level: str) -> str:
         """Show the layers, the parameters and the change of the mean of all sets."""
@@ -113,9 +133,27 @@ def claims(figures: Figures) -> list[Claim]:
             says=says, paper=paper, here=here, scale=scale, gaps=gaps, missing=missing, command="A, B"
         )
 
+    as_published = Levels(figures, FIRST, "published")
+
+    def picked(says: str, paper: str, level: str, most: float) -> Claim:
+        """The layers that the curve picks at the authors' scale, with instructions, if that was measured."""
+        if not as_published.has("0", level):
+            return cut(says, paper, level, most, AT_SCALE_20)
+        row = as_published.rows[0]
+        length = f"{row['steps']:,} steps of {row['batch_size']}, {row['max_length']} tokens"
+        return Claim(
+            says=says,
+            paper=paper,
+            here=as_published.against(level),
+            scale=f"SmolLM2 135M; {length}, scale 50 with instructions",
+            gaps=[as_published.lost(level, most)],
+            command="D",
+        )
+
     ours, other = large.score("40"), small.score("0")
     return [
-        Claim(
+        _shape(figures)
+        or Claim(
             says="before training, the loss falls, rises and falls again along the layers",
             paper="lowest at layers 5 – 10, again at 22 – 25 (figure 1)",
             here="; ".join(model.shape() for model in models),
@@ -123,8 +161,8 @@ def claims(figures: Figures) -> list[Claim]:
             missing="curves at the authors' scale of 50 with instructions; these are at 20 without",
             command="C",
         ),
-        cut("*large* costs at most 0.5 points", "−21% parameters: −0.3", "large", NEGLIGIBLE, AT_SCALE_20),
-        cut("*small* costs at most 6 points", "−74% parameters: −5.1", "small", MODEST, AT_SCALE_20),
+        picked("*large* costs at most 0.5 points", "−21% parameters: −0.3", "large", NEGLIGIBLE),
+        picked("*small* costs at most 6 points", "−74% parameters: −5.1", "small", MODEST),
         cut("30% of the layers cost at most 0.5 points", "Mistral-7B −0.1, Phi-3 −0.5", "30", NEGLIGIBLE),
         cut("80% of the layers cost at most 6 points", "LLaMA-3-8B −5.3", "80", MODEST),
         Claim(
@@ -136,6 +174,37 @@ def claims(figures: Figures) -> list[Claim]:
             command="A, B",
         ),
     ]
+
+
+def _shape(figures: Figures) -> Claim | None:
+    """The claim on the curve at the authors' scale with instructions; None if it was not measured."""
+    found = [row for row in figures["scaled_curves"] if row["instruction"] and row["scale"] == SCALE]
+    if not found:
+        return None
+    drawn = ("low", "high", "late", "end")
+    shown = []
+    for model in dict.fromkeys(row["model"] for row in found):
+        rows = pick(found, model=model)
+        layers = {turn: sorted({row[turn][0] for row in rows}) for turn in drawn}
+        losses = {turn: figure(row[turn][1] for row in rows) for turn in drawn}
+        parts = [
+            f"{losses[turn].mean:.2f} at layer {' or '.join(str(layer) for layer in layers[turn])}"
+            for turn in drawn
+        ]
+        shown.append(f"{model.removesuffix('-Instruct')}: {', '.join(parts)}")
+    gaps = [
+        gap(figure(row[top][1] - row[low][1] for row in pick(found, model=model)), 0.0, f"{name}:")
+        for model in dict.fromkeys(row["model"] for row in found)
+        for top, low, name in (("high", "low", "rise"), ("high", "late", "second fall"))
+    ]
+    return Claim(
+        says="before training, the loss falls, rises and falls again along the layers",
+        paper="lowest at layers 5 – 10, again at 22 – 25 (figure 1)",
+        here="; ".join(shown),
+        scale="the same model; 1,280 tuples, scale 50 with instructions",
+        gaps=gaps,
+        command="D",
+    )
 
 
 def tables(figures: Figures) -> dict[str, str]:

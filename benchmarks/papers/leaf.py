@@ -5,20 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
-from evidence import Claim, Figures, Gap, Row, figure, gap, merge, pick, points, read_results, signed
+from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, pick, points, read_results, signed
 
 TEACHER, PLAIN, LARGEST, RETRIEVAL = "teacher", "plain", "backbone-all", "retrieval"
 OWN, ACROSS, ALL_OWN, ALL_ACROSS = 96.1, 97.7, 95.8, 96.9
 """Tables 1 and 2: shares of the teacher's score on the student's own index and on the teacher's."""
 TRAINED = 0.7
 """Students with a larger error were hardly trained; the trend is fitted below it."""
+STUDENT = "109M → 23M"
+SCALE = f"{STUDENT}; 60,000 texts, validation ℓ2"
 FASTER = {"documents": 6.5, "queries": 7.3}
 
 
-def take(figures: Figures, what: str, place: str, _options: argparse.Namespace) -> None:
-    """Add results: `scores` and `ablations` are folders, `shortened` and `speed` files."""
+def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
+    """Add results: `scores`, `ablations` and `settings` are folders, `shortened` and `speed` files.
+
+    `settings` are rows named WHAT-WHICH of one seed: batch, pooling, schedule, texts (queries, documents,
+    both, or more of the queries) and loss. Those that were compared with each other saw the same texts.
+    """
     if what == "scores":
         _take_scores(figures, read_results(place))
     elif what == "ablations":
@@ -28,6 +35,17 @@ def take(figures: Figures, what: str, place: str, _options: argparse.Namespace) 
             rows = [{"what": kind, "which": which} | error]
             rows += [{"what": "pooling", "which": "mean"} | error] if name == "batch-32" else []
             merge(figures["ablations"], rows, ("what", "which"))
+    elif what == "settings":
+        for name, content in read_results(place).items():
+            kind, _, which = name.partition("-")
+            row = {"what": kind, "which": which, "seed": options.seed, "steps": content["facts"]["steps"]}
+            row |= {"texts": content["facts"]["texts"], "error": round(content["facts"]["validation"], 4)}
+            if content["models"][0]["scores"]:
+                row["search"] = round(points(content["models"][0], RETRIEVAL), 2)
+            rows = [row]
+            if name == "batch-32":  # the others pool the mean of 32 texts a step too
+                rows.append(row | {"what": "pooling", "which": "mean"})
+            merge(figures["settings"], rows, ("what", "which", "seed"))
     elif what == "shortened":
         content = json.loads(Path(place).read_text())
         full = {who: round(100 * score, 2) for who, score in content["rows"][0]["scores"].items()}
@@ -41,7 +59,7 @@ def take(figures: Figures, what: str, place: str, _options: argparse.Namespace) 
         content = json.loads(Path(place).read_text())
         figures["speed"], figures["speed_conditions"] = content["rows"], [content["conditions"]]
     else:
-        raise SystemExit(f"leaf takes scores, ablations, shortened and speed, not {what}")
+        raise SystemExit(f"leaf takes scores, ablations, settings, shortened and speed, not {what}")
 
 
 def _take_scores(figures: Figures, results: dict[str, Row]) -> None:
@@ -123,53 +141,184 @@ def _kept(figures: Figures) -> list[Claim]:
     ]
 
 
+class Settings:
+    """Students of several seeds that differ in one setting; students of a seed see the same texts."""
+
+    def __init__(self, figures: Figures, what: str) -> None:
+        self._rows = pick(figures["settings"], what=what)
+
+    @property
+    def which(self) -> set[str]:
+        """The settings that were measured."""
+        return {row["which"] for row in self._rows}
+
+    def of(self, which: str, key: str = "error") -> Figure:
+        """Return the error in hundredths, or the mean nDCG@10 of searches in points, over seeds."""
+        factor = 100 if key == "error" else 1
+        return figure(factor * row[key] for row in pick(self._rows, which=which))
+
+    def gaps(self, better: str, others: Iterable[str], key: str = "error") -> list[Gap]:
+        """Return how much better a setting is than others within each seed."""
+        found = []
+        for other in others:
+            one, two = (
+                {row["seed"]: row[key] for row in pick(self._rows, which=which)} for which in (better, other)
+            )
+            factor = -100 if key == "error" else 1
+            by_seed = [factor * (one[seed] - two[seed]) for seed in one.keys() & two.keys()]
+            found.append(gap(figure(by_seed), 0.0, f"{other}:"))
+        return found
+
+    def shown(self, *which: str, key: str = "error") -> str:
+        """Show settings side by side."""
+        return ", ".join(f"{one} {self.of(one, key)}" for one in which)
+
+    @property
+    def scale(self) -> str:
+        """Texts and steps of the training."""
+        texts = {row["texts"] for row in self._rows}
+        steps = sorted({row["steps"] for row in self._rows})
+        length = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} – {steps[-1]:,}"
+        return f"{max(texts):,} texts, {length} steps"
+
+
 def _trained(figures: Figures) -> list[Claim]:
-    batch, loss, pooling = (
-        {row["which"]: row for row in pick(figures["ablations"], what=what)}
-        for what in ("batch", "loss", "pooling")
+    return [_by_batch(figures), *_by_loss(figures), _by_pooling(figures), *_by_schedule(figures)]
+
+
+def _by_batch(figures: Figures) -> Claim:
+    old = {row["which"]: row for row in pick(figures["ablations"], what="batch")}
+    says = "for the same texts, batches of 16 end closer to the teacher than of 256"
+    paper = f"{old['16']['paper']:.3f} against {old['256']['paper']:.3f}"
+    found = Settings(figures, "batch")
+    if not {"16", "256"} <= found.which:
+        return Claim(
+            says=says,
+            paper=paper,
+            here=f"{old['16']['error']:.3f} against {old['256']['error']:.3f}",
+            scale=SCALE,
+            gaps=_closer(old["16"], old["256"]),
+            command="B",
+        )
+    return Claim(
+        says=says,
+        paper=paper,
+        here=f"ℓ2 × 100: {found.shown(*sorted(found.which, key=int))}",
+        scale=f"{STUDENT}; {found.scale}",
+        gaps=found.gaps("16", ["256"]),
+        command="E",
     )
-    alone, others = loss["leaf"], [row for which, row in loss.items() if which != "leaf"]
-    scale = "109M → 23M; 60,000 texts, validation ℓ2"
 
-    def closer(one: Row, other: Row) -> list[Gap]:
-        """How much smaller the first error is, in hundredths."""
-        return [gap(figure([100 * other["error"]]), figure([100 * one["error"]]), "ℓ2 × 100:")]
 
+def _by_loss(figures: Figures) -> list[Claim]:
+    old = {row["which"]: row for row in pick(figures["ablations"], what="loss")}
+    alone, others = old["leaf"], [row for which, row in old.items() if which != "leaf"]
+    paper = f"nDCG@10 {alone['paper']:.1f} alone, {max(row['paper'] for row in others):.1f} with the best"
+    says, found = "losses on hidden states do not help", Settings(figures, "loss")
+    rivals = sorted(found.which - {"leaf"})
+    if "leaf" not in found.which or len(rivals) < len(others):
+        return [
+            Claim(
+                says=f"{says} (paper: nDCG@10, here: ℓ2)",
+                paper=paper.removeprefix("nDCG@10 "),
+                here=f"{alone['error']:.3f} alone, {min(row['error'] for row in others):.3f} with the best",
+                scale=SCALE,
+                gaps=_closer(alone, min(others, key=lambda row: float(row["error"]))),
+                missing="TinyBERT's loss as corrected, with its map, and nDCG@10 of all of them",
+                command="B",
+            )
+        ]
     return [
         Claim(
-            says="for the same texts, batches of 16 end closer to the teacher than of 256",
-            paper=f"{batch['16']['paper']:.3f} against {batch['256']['paper']:.3f}",
-            here=f"{batch['16']['error']:.3f} against {batch['256']['error']:.3f}",
-            scale=scale,
-            gaps=closer(batch["16"], batch["256"]),
-            command="B",
-        ),
-        Claim(
-            says="losses on hidden states do not help (paper: nDCG@10, here: ℓ2)",
-            paper=f"{alone['paper']:.1f} alone, {max(row['paper'] for row in others):.1f} with the best",
-            here=f"{alone['error']:.3f} alone, {min(row['error'] for row in others):.3f} with the best",
-            scale=scale,
-            gaps=closer(alone, min(others, key=lambda row: float(row["error"]))),
-            missing="TinyBERT's loss as corrected, with its map, and nDCG@10 of all of them",
-            command="B",
-        ),
-        Claim(
-            says="mean pooling is better than the first token",
+            says=f"{says}, by {measure}",
+            paper=paper if key == "search" else "no figures",
+            here=found.shown("leaf", *rivals, key=key),
+            scale=f"109M → 46M (first 3 layers); {found.scale}",
+            gaps=found.gaps("leaf", rivals, key),
+            command="E",
+        )
+        for key, measure in (("search", "nDCG@10 of six searches"), ("error", "ℓ2 × 100"))
+    ]
+
+
+def _by_pooling(figures: Figures) -> Claim:
+    old = {row["which"]: row for row in pick(figures["ablations"], what="pooling")}
+    says, found = "mean pooling is better than the first token", Settings(figures, "pooling")
+    if not {"mean", "cls"} <= found.which:
+        return Claim(
+            says=says,
             paper="figure 8",
-            here=f"{pooling['mean']['error']:.3f} against {pooling['cls']['error']:.3f}",
-            scale=scale,
-            gaps=closer(pooling["mean"], pooling["cls"]),
+            here=f"{old['mean']['error']:.3f} against {old['cls']['error']:.3f}",
+            scale=SCALE,
+            gaps=_closer(old["mean"], old["cls"]),
             command="B",
-        ),
+        )
+    return Claim(
+        says=says,
+        paper="figure 8",
+        here=f"ℓ2 × 100: {found.of('mean')} against {found.of('cls')}",
+        scale=f"{STUDENT}; {found.scale}",
+        gaps=found.gaps("mean", ["cls"]),
+        command="E",
+    )
+
+
+def _by_schedule(figures: Figures) -> list[Claim]:
+    rates, texts = Settings(figures, "schedule"), Settings(figures, "texts")
+    claims = []
+    if {"leaf", "cosine", "constant"} <= rates.which:
+        others = sorted(rates.which - {"leaf"})
+        claims = [
+            Claim(
+                says="linear decay by epochs is the best schedule",
+                paper="figure 9: with 100,000 batches an epoch; with few, a constant rate",
+                here=f"ℓ2 × 100: {rates.shown('leaf', *others)}",
+                scale=f"{STUDENT}; {rates.scale}, 10 epochs",
+                gaps=rates.gaps("leaf", [one for one in others if one != "linear"]),
+                command="E",
+            )
+        ]
+    if {"queries", "documents"} <= texts.which:
+        key = "search"
+        says = "queries matter more than documents"
+        claims.append(
+            Claim(
+                says=f"{says}: of as many texts, queries alone are better to train on",
+                paper="figure 4",
+                here=f"nDCG@10 of six searches: {texts.shown(*sorted(texts.which), key=key)}",
+                scale=f"{STUDENT}; {texts.scale}",
+                gaps=texts.gaps("queries", ["documents"], key),
+                command="E",
+            )
+        )
+        if "both" in texts.which:
+            claims.append(
+                Claim(
+                    says="it is best to train on both",
+                    paper="figure 4",
+                    here=texts.shown("both", "queries", "documents", key=key),
+                    scale=f"{STUDENT}; {texts.scale}",
+                    gaps=texts.gaps("both", ["queries", "documents"], key),
+                    command="E",
+                )
+            )
+    if claims:
+        return claims
+    return [
         Claim(
             says="linear decay is the best schedule; queries matter more than documents",
             paper="figures 9 and 4",
             here="–",
-            scale=scale,
+            scale=SCALE,
             missing="the rows themselves: `--schedule`, `--query-weight`",
             command="B",
-        ),
+        )
     ]
+
+
+def _closer(one: Row, other: Row) -> list[Gap]:
+    """How much smaller the first error is, in hundredths."""
+    return [gap(figure([100 * other["error"]]), figure([100 * one["error"]]), "ℓ2 × 100:")]
 
 
 def _unsettled(figures: Figures) -> list[Claim]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, points, read_results
+from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, pick, points, read_results
 
 ROW, FULL, STUDENTS = "nested-mlp", "1", ("1/2", "1/4")
+FURTHER = "further-consecutive"
 NESTED, BASE, ONE_SIZE, TUNED = "select-consecutive", "base", "half-alone", "tuned"
 TEACHER = 81.55
 PAPER_SIZES = {"1/2": "0.4×", "1/4": "0.2×"}
@@ -21,9 +22,13 @@ Scores = dict[str, dict[str, Figure]]
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
     """Add folders of `benchmarks/students.py width`.
 
-    `aligned` and `labels` are output folders; any other name is the folder of one row, kept under that name.
+    `aligned`, `labels` and `all-RATE` (all triplets, at this learning rate) are output folders; any other
+    name is the folder of one row, kept under that name.
     """
     seed = {"seed": options.seed}
+    if what.startswith("all-"):
+        _take_all(figures, what.removeprefix("all-"), read_results(place), options.seed)
+        return
     results = read_results(place if what in ("aligned", "labels") else Path(place).parent)
     if what not in ("aligned", "labels"):
         results = {what: results[Path(place).name]}
@@ -46,6 +51,25 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
                 merge(figures["aligned"], [row], ("row", "size", "seed"))
             elif joined in known:
                 merge(figures["labels"], [row], ("row", "size", "seed"))
+
+
+def _take_all(figures: Figures, rate: str, results: dict[str, Row], seed: int) -> None:
+    for name, content in results.items():
+        joined, size = _joined(name)
+        batch = [
+            step["batch_size"] for one in content["steps"] for step in one.values() if "batch_size" in step
+        ]
+        for model in content["models"]:
+            row = {
+                "batch": batch[-1] if batch else None,
+                "rate": rate,
+                "row": joined,
+                "seed": seed,
+                "sts": round(points(model, "sts"), 2),
+            }
+            row["size"] = size or model["size"].strip("-").replace("-", "/") or FULL
+            row["steps"] = content["facts"].get("steps")
+            merge(figures["all"], [row], ("rate", "row", "size", "seed"))
 
 
 def _joined(name: str) -> tuple[str, str | None]:
@@ -149,12 +173,28 @@ def claims(figures: Figures) -> list[Claim]:
             gaps=[gap(one, two)],
             command="B, C",
         ),
-        Claim(
-            says="nested, then trained further, is the best start",
-            paper=paper("further-consecutive", BASE),
-            here="–",
-            scale=BY_LABELS,
-            missing="the row itself: `--recipe nml-paper`, both sizes",
-            command="D",
-        ),
+        *_further(figures, paper(FURTHER, BASE)),
     ]
+
+
+def _further(figures: Figures, paper: str) -> list[Claim]:
+    """Whether sizes of a nested run that are trained further end above sizes that are cut and trained."""
+    says, claims = "nested, then trained further, is the best start", []
+    for rate in dict.fromkeys(row["rate"] for row in figures["all"]):
+        rows = pick(figures["all"], rate=rate)
+        found = scores(rows)
+        if not {FURTHER, BASE} <= found.keys():
+            continue
+        steps, batch = (max(row[key] for row in rows if row[key]) for key in ("steps", "batch"))
+        claims.append(
+            Claim(
+                says=f"{says} ({rate})",
+                paper=paper,
+                here=versus(found, FURTHER, BASE),
+                scale=f"SmolLM2 135M; all 98,603 tuples, {steps} steps of {batch} and as many more",
+                gaps=gaps(found, FURTHER, BASE),
+                command="D",
+            )
+        )
+    missing = "the row itself: `--recipe nml-paper`, both sizes"
+    return claims or [Claim(says=says, paper=paper, here="–", scale=BY_LABELS, missing=missing, command="D")]
