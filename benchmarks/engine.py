@@ -6,7 +6,8 @@
 
 The first form labels texts with the teacher and trains the student on them (float, then with int4 rounding),
 and prints texts a second. FOLDER has `label.py` and `train.py`, which do the same with one model written out
-by hand; each prints its own rate, and the ratios are to those. --profile prints the slowest kernels.
+by hand; each prints its own rate, and the ratios are to those. Ours tokenises while it labels; the bare
+labeller tokenises before, so there is a second ratio that counts this. --profile prints the slowest kernels.
 The second form prints where the time of a `compress --budget` went.
 """
 
@@ -38,6 +39,7 @@ from trundle.teacher.teacher import open_teacher
 COMPILING = 40.0
 """Seconds for compiling and capturing, which `align` counts as training time."""
 RATE = re.compile(r"([\d,]+)(?: texts)?/s")
+TOKENISED = re.compile(r"(\d+) s: .* tokenised")
 
 
 def main() -> None:
@@ -77,10 +79,15 @@ def compare(options: argparse.Namespace) -> None:
         bare: dict[str, float] = {}
         if options.bare:
             work = folder / "work"
-            bare["labelling"] = run(options.bare / "label.py", teacher, work, folder / "texts.parquet")
+            labelled = run(options.bare / "label.py", teacher, work, folder / "texts.parquet")
+            bare["labelling"] = last_rate(labelled)
+            whole = int(TOKENISED.findall(labelled)[0]) + len(texts) / bare["labelling"]
+            bare["labelling and tokenising"] = len(texts) / whole
             arguments = ("--teacher", teacher, "--seconds", options.seconds, "-o", folder / "out.pt")
-            bare["training"] = run(options.bare / "train.py", student, work, *arguments)
-        report("labelling", label(teacher, texts, folder, profile=options.profile), bare.get("labelling"))
+            bare["training"] = last_rate(run(options.bare / "train.py", student, work, *arguments))
+        rate = label(teacher, texts, folder, profile=options.profile)  # tokenising is part of it
+        for what in ("labelling", "labelling and tokenising"):
+            report(what, rate, bare.get(what))
         for rounding in options.rounding.split(","):
             rate = train(student, folder, options.seconds, rounding)
             report(f"training, rounding {rounding}", rate, bare.get("training"))
@@ -92,8 +99,13 @@ def report(what: str, rate: float, bare: float | None) -> None:
     print(f"{what}: {rate:,.0f} texts/s{ratio}", flush=True)
 
 
-def run(script: Path, *arguments: object) -> float:
-    """Run a bare script and return the last rate it prints."""
+def last_rate(printed: str) -> float:
+    """Return the last rate in what a script has printed."""
+    return float(RATE.findall(printed)[-1].replace(",", ""))
+
+
+def run(script: Path, *arguments: object) -> str:
+    """Run a bare script, and return what it prints."""
     command = [sys.executable, str(script), *map(str, arguments)]
     bound = harness.end_with_parent
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=bound) as running:
@@ -104,7 +116,7 @@ def run(script: Path, *arguments: object) -> float:
             lines.append(line)
     if running.returncode:
         raise SystemExit(f"{script} failed")
-    return float(RATE.findall("".join(lines))[-1].replace(",", ""))
+    return "".join(lines)
 
 
 def label(teacher: str, texts: list[Text], folder: Path, *, profile: bool) -> float:
