@@ -270,7 +270,8 @@ def _timed(
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
         prospects.progress.say(
-            f"{minutes:.4g} minutes are too short here: it takes about {least:.2g}; stopped, it resumes"
+            f"{minutes:.4g} minutes are too short here; the search takes about {least:.2g}, and resumes if "
+            "it is interrupted"
         )
     if not times.trains:
         prospects.progress.say(
