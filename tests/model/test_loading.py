@@ -22,7 +22,7 @@ from trundle.export.exporting import export_model
 from trundle.methods.depth.depth import _shares_by_rank
 from trundle.model.anatomy import _BY_MODEL_TYPE, _family_of
 from trundle.model.encode import embedder
-from trundle.model.load import load
+from trundle.model.load import _check_weights_finite, load
 from trundle.model.static import static_model, static_shape
 from trundle.model.surgery import transformer_of
 from trundle.runtime.description import Description, read_description
@@ -410,6 +410,33 @@ def test_nan_weights_are_named(folder: Path) -> None:
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(BadModel, match="NaN or infinity for text 1"):
         embedder(model, name="broken").text(["a text"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_weight_with_nan_or_infinity_is_rejected_on_loading(folder: Path, value: float) -> None:
+    model = load(folder)
+    with torch.no_grad():
+        model[0].model.embeddings.word_embeddings.weight[7, 3] = value  # a token that texts need not have
+    model.save_pretrained(str(folder))
+    with pytest.raises(BadModel, match=r"holds NaN or infinity in 0\..*word_embeddings.weight; download"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_large_weights_of_other_types_are_loaded(folder: Path, dtype: torch.dtype) -> None:
+    model = load(folder).to(dtype)
+    with torch.no_grad():
+        model[0].model.embeddings.word_embeddings.weight[7, :2] = torch.tensor([6e4, -6e4])
+        model[0].model.pooler.dense.weight[0, 0] = float("nan")  # which no vector is made of
+    model.save_pretrained(str(folder))
+    assert load(folder)[0].model.embeddings.word_embeddings.weight[7, 0] > 5e4
+
+
+def test_weights_of_one_byte_are_not_checked(folder: Path) -> None:
+    model = load(folder)
+    weight = torch.zeros(2, dtype=torch.float8_e4m3fn)
+    model[0].register_parameter("scaled", torch.nn.Parameter(weight, requires_grad=False))
+    _check_weights_finite(model, folder)
 
 
 def test_prompts_reach_their_role(pico_model: Callable[[str], SentenceTransformer]) -> None:

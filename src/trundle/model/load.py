@@ -100,6 +100,7 @@ def load(
         _check_complete(backbone, _backbone_folder(folder), fix)
         _check_vocabulary(model, backbone, folder)
         _adapt_to_family(model, backbone)
+    _check_weights_finite(model, folder)
     return model if width is None else _narrowed(model, folder, width)
 
 
@@ -198,6 +199,15 @@ def _check_complete(backbone: PreTrainedModel, folder: Path | None, fix: str) ->
     # Files of some families have other names, and several matrices in one.
     if missing(shapes) and (name := missing(revert_weight_conversion(backbone, shapes))):
         raise BadModel(f"{folder} holds no weights for {name}; {fix}")
+
+
+def _check_weights_finite(model: SentenceTransformer, folder: Path) -> None:
+    """Reject NaN and infinity, which methods would spread, or fail on after heavy work."""
+    for name, weight in model.named_parameters():
+        # A backbone's pooler makes no vectors. Torch has no minimum of types of one byte.
+        checked = weight.is_floating_point() and weight.itemsize > 1 and ".pooler." not in name
+        if checked and weight.numel() and not all(map(torch.isfinite, torch.aminmax(weight.detach()))):
+            raise BadModel(f"{folder} holds NaN or infinity in {name}; download the model again")
 
 
 def _check_vocabulary(model: SentenceTransformer, backbone: PreTrainedModel, folder: Path) -> None:
