@@ -19,7 +19,7 @@ import pico
 from trundle.errors import BadInput, BadModel
 from trundle.runtime.description import Graph
 from trundle.runtime.encoder import Encoder
-from trundle.runtime.engines import _choose, _may_overflow
+from trundle.runtime.engines import _choose, _may_overflow, _OpenVinoSession
 
 TEXTS = [f"{text} {number}" for number in range(40) for text in (*pico.TEXTS, "fox " * number)]
 
@@ -216,6 +216,23 @@ def test_one_text_is_no_list_and_a_list_no_text(encoder: Encoder) -> None:
         encoder.embed_documents("abc")
     with pytest.raises(BadInput, match="has the type list"):
         encoder.embed_query(["a", "b"])  # type: ignore[arg-type]
+
+
+def test_openvino_runs_for_more_callers_than_it_has_threads(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    names = ("input_ids", "attention_mask")
+    given = [openvino.op.Parameter(openvino.Type.i64, openvino.PartialShape([-1, -1])) for _ in names]
+    for name, node in zip(names, given, strict=True):
+        node.output(0).set_names({name})
+    added = openvino.opset13.convert(openvino.opset13.add(*given), "f32")
+    added.output(0).set_names({"sentence_embedding"})
+    openvino.save_model(openvino.Model([added], given), tmp_path / "model.xml")
+    session = _OpenVinoSession(tmp_path / "model.xml", threads=1, streams=1, bfloat16=False)
+    ids = np.arange(6).reshape(2, 3)
+    session(ids, ids)
+    held = session._free.pop()  # by a caller that does not go on
+    np.testing.assert_array_equal(session(ids, ids), 2 * ids)
+    assert session._free != [held]
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"graph": "openvino"}, {"graph": "int4"}])

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import LifoQueue
 from typing import Any, cast
 
 import numpy as np
@@ -114,7 +113,7 @@ class OnnxSession:
 
 
 class _OpenVinoSession:
-    """A graph in OpenVINO that runs `streams` calls at once, each on `threads` threads; other calls wait."""
+    """A graph in OpenVINO that computes `streams` calls at once, each on `threads` threads of its own."""
 
     def __init__(self, path: Path, *, threads: int, streams: int, bfloat16: bool) -> None:
         import openvino
@@ -136,17 +135,19 @@ class _OpenVinoSession:
         except Exception as error:  # OpenVINO raises RuntimeError for everything
             raise _damaged(path, error) from error
         _check_graph(path, self._inputs, [_OUTPUT])
-        self._free: LifoQueue[Any] = LifoQueue()
-        for _ in range(streams):
-            self._free.put(compiled.create_infer_request())
+        self._new_request, self._free = compiled.create_infer_request, list[Any]()
 
     def __call__(self, ids: _Ids, mask: _Ids) -> Vectors:
-        request = self._free.get()
+        # A caller of low priority may keep its request for long, so that nobody waits for one of few.
+        try:
+            request = self._free.pop()
+        except IndexError:
+            request = self._new_request()
         try:
             inputs = _named_inputs(self._inputs, ids, mask)
             return cast("Vectors", request.infer(inputs, share_inputs=True)[0])
         finally:
-            self._free.put(request)
+            self._free.append(request)
 
 
 def _named_inputs(names: Sequence[str], ids: _Ids, mask: _Ids) -> Mapping[str, _Ids]:

@@ -6,20 +6,22 @@ the workers' threads; the event loop is notified once per batch.
 
 Large requests have a queue of their own, and workers give each a short turn: they tokenise a part (all of it
 before anything is computed, because it may have too many tokens), run a batch, or write a part of the answer.
-They alternate between the queues and never mix them in a batch. While small requests come, batches of large
-ones are shorter, and one worker takes no turn: else large requests would take all cores and the GIL.
+While small requests come, only further workers of low priority take these turns, and batches are shorter: the
+system then gives a core to small requests first. When none has come for a second, only the others take them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from threading import Condition, Thread
+from threading import Condition, RLock, Thread
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -47,6 +49,8 @@ _LEAST_BATCH = 8
 _WORTH_ALL_THREADS = 128
 """Tokens from which a batch that runs alone is faster on all threads."""
 _LONGEST_RETRY = 60
+_NICENESS = 10
+"""Added to that of the process: one tenth of the share of a core that others get."""
 
 
 _Write = Callable[["_Pending"], Iterator[bytes]]
@@ -107,6 +111,16 @@ class _Slice(NamedTuple):
     texts: Sequence[str]
 
 
+@dataclass(kw_only=True, eq=False)
+class _Workers:
+    """The threads of one priority; those of low priority run large requests while small ones come."""
+
+    low: bool
+    count: int
+    changed: Condition
+    busy: int = 0
+
+
 class _Batcher:
     """One encoder, shared by all requests. Must be created and called inside a running event loop."""
 
@@ -117,17 +131,21 @@ class _Batcher:
         self._encoder, self._settings, self._watch = encoder, settings, watch
         self._small: deque[_Pending] = deque()
         self._large: deque[_Pending] = deque()
-        self._large_next = False
         self._last_small = -math.inf
-        self._changed = Condition()
+        self._lock = RLock()
         self._waiting = {False: 0, True: 0}  # texts that no worker has taken yet, of small and large requests
         self._closing = False
-        self._busy = self._large_busy = 0
         self._rate = 0.0
         self._loop = asyncio.get_running_loop()
         # At least two: one tokenises while the other computes.
-        workers = max(2, encoder.threads)
-        self._threads = [Thread(target=self._work, name=f"batch-{number}") for number in range(workers)]
+        count = max(2, encoder.threads)
+        self._normal = _Workers(low=False, count=count, changed=Condition(self._lock))
+        self._low = _Workers(low=True, count=count - 1, changed=Condition(self._lock))
+        self._threads = [
+            Thread(target=self._work, args=(own,), name=f"batch-{number}{'-low' * own.low}")
+            for own in (self._normal, self._low)
+            for number in range(own.count)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -147,7 +165,7 @@ class _Batcher:
             answer=self._loop.create_future(),
             large=len(texts) > _SHARE or sum(map(len, texts)) > _SMALL_CHARACTERS,
         )
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise _RequestError(503, "the server is shutting down; use another one", code="closing")
             # Apart from each other: few large requests fill a queue, and small ones must not be refused then.
@@ -161,12 +179,12 @@ class _Batcher:
             else:
                 self._small.append(pending)
                 self._last_small = time.monotonic()
-            self._changed.notify()
+            self._wake()
         return pending
 
     def drop(self, pending: _Pending) -> None:
         """Cancels a request: texts that no worker has taken are not computed."""
-        with self._changed:
+        with self._lock:
             pending.dropped = True
             queue = self._large if pending.large else self._small
             if pending in queue:
@@ -202,14 +220,17 @@ class _Batcher:
 
     async def close(self) -> None:
         """Rejects new requests, answers the queued ones, and stops the workers."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            for workers in (self._normal, self._low):
+                workers.changed.notify_all()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    def _work(self) -> None:
-        while batch := self._next():
+    def _work(self, own: _Workers) -> None:
+        if own.low and sys.platform == "linux":  # elsewhere all threads of a process have one priority
+            os.nice(_NICENESS)
+        while batch := self._next(own):
             first = batch[0].pending
             if first.work is not None:
                 self._advance(first, first.work)
@@ -218,11 +239,10 @@ class _Batcher:
                 self._run(batch)
                 texts, seconds = sum(len(part.texts) for part in batch), time.perf_counter() - started
                 self._watch(texts, seconds)
-                rate = len(self._threads) * texts / max(seconds, 1e-6)
+                rate = own.count * texts / max(seconds, 1e-6)
                 self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
-            with self._changed:
-                self._busy -= 1
-                self._large_busy -= first.large
+            with self._lock:
+                own.busy -= 1
                 ready = [part.pending for part in batch if part.pending.ready]
             if ready:
                 self._loop.call_soon_threadsafe(_settle, ready)
@@ -233,38 +253,44 @@ class _Batcher:
                 pending.work = None
         except Exception as error:
             self._fail(pending, error)
-        with self._changed:
+        with self._lock:
             if pending.over:
                 self._waiting[True] -= len(pending.texts) - pending.taken
             elif not pending.ready:  # to the front if it is being written, so that few answers are in memory
                 (self._large.appendleft if pending.done else self._large.append)(pending)
 
-    def _next(self) -> list[_Slice]:
+    def _next(self, own: _Workers) -> list[_Slice]:
         """Waits for the next batch; empty if the server shuts down and the queue is empty."""
-        with self._changed:
+        with self._lock:
             while True:
-                free = len(self._threads) - self._busy
-                batch = self._gather(min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self.waiting // free))))
-                left = bool(self._small or self._large)
-                if batch:
-                    self._busy += 1
-                    self._large_busy += batch[0].pending.large
-                    if left:
-                        self._changed.notify()
+                free = own.count - own.busy
+                batch = self._gather(own, min(_BATCH_TEXTS, max(_LEAST_BATCH, -(-self.waiting // free))))
+                own.busy += bool(batch)
+                self._wake()
+                if batch or self._closing:
                     return batch
-                if self._closing and not left:
-                    self._changed.notify_all()
-                    return []
-                self._changed.wait()
+                own.changed.wait()
 
-    def _gather(self, most: int) -> list[_Slice]:
+    def _for_large(self) -> _Workers:
+        """The workers that large requests are for now."""
+        return self._low if time.monotonic() < self._last_small + _RECENT_SECONDS else self._normal
+
+    def _wake(self) -> None:
+        """Wakes a worker for each queue in which requests wait."""
+        if self._small:
+            self._normal.changed.notify()
+        if self._large:
+            self._for_large().changed.notify()
+
+    def _gather(self, own: _Workers, most: int) -> list[_Slice]:
         """Takes up to `most` texts from one queue; an unfinished request goes to the queue's end."""
-        expected = time.monotonic() < self._last_small + _RECENT_SECONDS
-        # While small requests come, large ones leave a worker free for them.
-        large = self._large and not (expected and self._large_busy >= len(self._threads) - 1)
-        queue = self._large if large and (self._large_next or not self._small) else self._small
-        self._large_next = queue is self._small
-        full = _SHORT_BATCH_TOKENS if expected and queue is self._large else _BATCH_TOKENS
+        if self._small and (self._closing or not own.low):  # at the end, others may have stopped
+            queue = self._small
+        elif self._closing or own is self._for_large():
+            queue = self._large
+        else:
+            return []
+        full = _SHORT_BATCH_TOKENS if own.low else _BATCH_TOKENS
         batch: list[_Slice] = []
         unfinished: list[_Pending] = []
         texts = tokens = 0
@@ -322,7 +348,9 @@ class _Batcher:
         if not good:
             return
         inputs = [row for _, own in good for row in own]
-        together = self._busy == 1 and sum(map(len, inputs)) >= _WORTH_ALL_THREADS
+        # The further threads have no low priority, so a worker of low priority does not use them.
+        alone = self._normal.busy == 1 and not self._low.busy
+        together = alone and sum(map(len, inputs)) >= _WORTH_ALL_THREADS
         vectors = self._encoder.vectors_of(inputs, together=together)
         place = 0
         for part, own in good:
@@ -330,7 +358,7 @@ class _Batcher:
             place += len(own)
             if np.isfinite(found).all():
                 part.pending.vectors[part.start : part.start + len(own)] = found
-                with self._changed:
+                with self._lock:
                     part.pending.done += len(own)
                     if part.pending.write is not None and part.pending.done == len(part.pending.texts):
                         part.pending.work = map(part.pending.body.append, part.pending.write(part.pending))
@@ -340,7 +368,7 @@ class _Batcher:
                 self._fail(part.pending, BadModel("the model returns NaN or infinity; export it again"))
 
     def _fail(self, pending: _Pending, error: Exception) -> None:
-        with self._changed:
+        with self._lock:
             pending.failure = pending.failure or error
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -77,6 +78,11 @@ def open_socket(host: str, port: int) -> socket.socket:
 def run_server(served: _Served, settings: ServerSettings, listening: socket.socket) -> None:
     """Serves until SIGINT or SIGTERM, then answers the open requests."""
     sys.setswitchinterval(_SWITCH_SECONDS)
+    # A thread inherits the priority of the one that starts it. So workers tokenise without further threads,
+    # and those in which OpenVINO computes are started here, not by a worker of low priority.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    for model in served.models:
+        model.encoder.vectors_of([], together=False)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     server = uvicorn.Server(_server_config(served, settings))
     gc.collect()
