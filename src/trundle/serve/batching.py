@@ -112,7 +112,7 @@ class _Slice(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class _Workers:
+class _WorkerGroup:
     """The threads of one priority; those of low priority run large requests while small ones come."""
 
     low: bool
@@ -139,8 +139,8 @@ class _Batcher:
         self._loop = asyncio.get_running_loop()
         # At least two: one tokenises while the other computes.
         count = max(2, encoder.threads)
-        self._normal = _Workers(low=False, count=count, changed=Condition(self._lock))
-        self._low = _Workers(low=True, count=count - 1, changed=Condition(self._lock))
+        self._normal = _WorkerGroup(low=False, count=count, changed=Condition(self._lock))
+        self._low = _WorkerGroup(low=True, count=count - 1, changed=Condition(self._lock))
         self._threads = [
             Thread(target=self._work, args=(own,), name=f"batch-{number}{'-low' * own.low}")
             for own in (self._normal, self._low)
@@ -227,7 +227,7 @@ class _Batcher:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    def _work(self, own: _Workers) -> None:
+    def _work(self, own: _WorkerGroup) -> None:
         if own.low and sys.platform == "linux":  # elsewhere all threads of a process have one priority
             os.nice(_NICENESS)
         while batch := self._next(own):
@@ -259,7 +259,7 @@ class _Batcher:
             elif not pending.ready:  # to the front if it is being written, so that few answers are in memory
                 (self._large.appendleft if pending.done else self._large.append)(pending)
 
-    def _next(self, own: _Workers) -> list[_Slice]:
+    def _next(self, own: _WorkerGroup) -> list[_Slice]:
         """Waits for the next batch; empty if the server shuts down and the queue is empty."""
         with self._lock:
             while True:
@@ -271,7 +271,7 @@ class _Batcher:
                     return batch
                 own.changed.wait()
 
-    def _for_large(self) -> _Workers:
+    def _for_large(self) -> _WorkerGroup:
         """The workers that large requests are for now."""
         return self._low if time.monotonic() < self._last_small + _RECENT_SECONDS else self._normal
 
@@ -282,7 +282,7 @@ class _Batcher:
         if self._large:
             self._for_large().changed.notify()
 
-    def _gather(self, own: _Workers, most: int) -> list[_Slice]:
+    def _gather(self, own: _WorkerGroup, most: int) -> list[_Slice]:
         """Takes up to `most` texts from one queue; an unfinished request goes to the queue's end."""
         if self._small and (self._closing or not own.low):  # at the end, others may have stopped
             queue = self._small
