@@ -73,6 +73,8 @@ def test_a_student_is_distilled_from_a_model_in_memory(bert: Path, tmp_path: Pat
     assert layers(result.model) == 1
     assert result.fidelity is not None
     assert result.fidelity.agreement_asymmetric > 0
+    assert TEXTS[0] not in repr(result)
+    assert "agreement_asymmetric=" in repr(result)
     loaded = SentenceTransformer(str(result.folder), device="cpu")
     np.testing.assert_allclose(loaded.encode("a text"), result.model.encode("a text"), atol=1e-6)
     page = result.report()

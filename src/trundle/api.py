@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal, TypedDict, Unpack
@@ -69,12 +69,12 @@ class SmallModel:
         outcome: The candidates, sizes and speeds of a search; None if a recipe was run.
     """
 
-    model: SentenceTransformer
+    model: SentenceTransformer = field(repr=False)
     folder: Path
     fidelity: Fidelity | None
-    run: Run
-    outcome: Outcome | None = None
-    texts: tuple[Text, ...] = ()
+    run: Run = field(repr=False)
+    outcome: Outcome | None = field(default=None, repr=False)
+    texts: tuple[Text, ...] = field(default=(), repr=False)
 
     def report(self, file: str | Path | None = None) -> Path:
         """Writes an HTML page about the model that opens offline.

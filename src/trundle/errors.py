@@ -73,10 +73,10 @@ class MissingExtra(UserError):
 
     @classmethod
     def explain(cls, error: ModuleNotFoundError, feature: str) -> TrundleError:
-        """Returns the error that names the extra `compress` if the missing module comes with it."""
+        """Returns the error that names the extra that the missing module comes with."""
         module = (error.name or "").partition(".")[0]
         if module in _COMPRESS_MODULES:
-            return cls(feature, "compress")
+            return cls(feature, "index" if module == "pyarrow" and " index" in feature else "compress")
         return TrundleError(f"{feature} failed because the package {module} is not installed; install it")
 
 

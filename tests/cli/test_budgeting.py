@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +39,31 @@ def test_the_result_is_shown_without_a_comparison_if_texts_are_few(
     assert asked == [["few.txt"], None]
     assert said == ["the report has no comparison: 38 texts are too few; give at least 100"]
     assert (tmp_path / _REPORT).is_file()
+
+
+def test_an_interrupted_report_leaves_a_complete_model(
+    run: Callable[..., tuple[int, str, str]],
+    pico_folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    made = SimpleNamespace(run=SimpleNamespace(teacher=SimpleNamespace(model=None)), proof_texts=7)
+    monkeypatch.setattr("trundle.search.search.compress_to_budget", lambda *_, **__: made)
+    monkeypatch.setattr("trundle.cli.compression._write_report", interrupted)
+    (tmp_path / "texts.txt").write_text("\n".join(different_texts(400)), encoding="utf-8")
+    words = (
+        str(pico_folders("bert", 2)),
+        "--data",
+        str(tmp_path / "texts.txt"),
+        "-o",
+        str(tmp_path / "small"),
+    )
+    code, out, err = run("compress", *words)
+    assert (code, out) == (130, "")
+    assert err == f"trundle: interrupted; {tmp_path / 'small'} is complete, only report.html is missing\n"
 
 
 def test_the_verdict_on_the_index_is_the_end(

@@ -68,7 +68,14 @@ def test_depth_alone(
     assert code == 0
     assert "keep 1 of 4 layers" in err
     assert "Written to" in out
-    assert len(SentenceTransformer(str(tmp_path / "one"), device="cpu")[0].model.h) == 1
+    student = tmp_path / "one"
+    assert len(SentenceTransformer(str(student), device="cpu")[0].model.h) == 1
+    student = student.rename(tmp_path / "one layer")
+    whole = ("--keep", "1", "-o", str(tmp_path / "same"))
+    code, out, err = run("depth", str(student), *whole)
+    assert ("nothing to cut" in err, "not trained yet" in out) == (True, False)
+    code, out, _ = run("depth", str(student), "--keep", "0", "-o", str(tmp_path / "none"))
+    assert f"trundle align {tmp_path / 'none'} --teacher '{student}' --data" in out
 
 
 def test_compress_by_recipe(
@@ -439,6 +446,18 @@ def test_an_interrupt_gives_one_sentence_and_exits_130(
     code, out, err = run("inspect", "anything")
     assert (code, out) == (130, "")
     assert err == "trundle: interrupted; run the same command again to resume\n"
+
+
+@pytest.mark.parametrize(("words", "extra"), [("index build", "index"), ("inspect", "compress")])
+def test_a_missing_package_is_named_by_the_smallest_extra(
+    words: str, extra: str, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError(name="pyarrow")
+
+    monkeypatch.setattr("trundle.cli.console._check_inputs", missing)
+    code, _, err = run(*words.split(), "model", *(("--data", "a", "-o", "b") if " " in words else ()))
+    assert (code, f"pip install 'trundle[{extra}]'" in err) == (2, True)
 
 
 def test_internal_failures_exit_1(

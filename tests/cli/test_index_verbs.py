@@ -38,6 +38,10 @@ def test_build_search_and_check(
     )  # stored in int8, so neighbours at nearly one distance may change places
     code, out, err = run("index", "check", model, "--against", index, "--teacher", model, "--json")
     assert json.loads(out)["built_by_teacher"] == pytest.approx(1)
+    (tmp_path / "empty.txt").touch()
+    other = tmp_path / "other"
+    code, _, err = run("index", "build", model, "--data", str(tmp_path / "empty.txt"), "-o", str(other))
+    assert (code, "has no rows" in err, other.exists()) == (2, True, False)
     inside = tmp_path / "index" / "texts.txt"
     shutil.copy(data, inside)
     for words, said in (
@@ -67,7 +71,7 @@ def test_read_and_check_any_index(
     (tmp_path / "texts.txt").write_text("\n".join(pico.different_texts(84)))
     assert run("index", "build", model, "--data", str(tmp_path / "texts.txt"), "-o", index)[0] == 0
     code, out, err = run("index", "read", index, "-o", table)
-    assert (code, "84 rows of" in out) == (0, True), err
+    assert (code, "84 of 84 rows of" in out) == (0, True), err
     assert pq.read_schema(table).names == ["id", "text", "vector"]
     assert "already exists" in run("index", "read", index, "-o", table)[2]
     code, out, _ = run("index", "read", index, "-o", table, "--sample", "60", "--force", "--json")

@@ -63,6 +63,14 @@ def test_contradicting_flags(run: Run, tuples: str, words: list[str], says: str)
     assert says in err
 
 
+def test_a_folder_that_is_not_writable_is_rejected_first(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    code, _, err = run("inspect", "no-such-model", "--layers", "--data", "x", "-o", str(tmp_path / "a.svg"))
+    assert (code, "exists and is writable" in err) == (2, True)
+
+
 CURVES = [
     LayerCurve(losses=(1.5,), tuples=2),
     LayerCurve(losses=(1.5, 1.5), tuples=2),

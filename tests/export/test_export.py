@@ -116,6 +116,18 @@ def test_int8_that_loses_too_much_is_rejected_and_leaves_nothing(model: Path) ->
     assert listing(model) == before
 
 
+@pytest.mark.parametrize(
+    ("overflows", "asked", "bits"), [(True, None, 7), (False, None, 8), (True, False, 8), (False, True, 7)]
+)
+def test_int8_has_the_bits_that_this_processor_can_add_up(
+    overflows: bool, asked: bool | None, bits: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trundle.export.quantise._int8_overflows", lambda: overflows)
+    options = ExportOptions(calibrate=TEXTS, limits=ANY, older_cpus=asked)
+    made = export_model(str(model), to="onnx", precision="int8", options=options)
+    assert made.graph.facts["bits of a weight"] == bits
+
+
 def test_matmuls_that_lose_too_much_stay_in_float(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One neuron is scaled up and its readers down: the same vectors, but int8 loses much in one matmul."""
     # Otherwise this outlier costs nothing.
@@ -130,7 +142,7 @@ def test_matmuls_that_lose_too_much_stay_in_float(model: Path, monkeypatch: pyte
     whole_int8 = export_model(
         str(model), to="onnx", precision="int8", options=ExportOptions(calibrate=TEXTS, limits=ANY)
     )
-    assert whole_int8.graph.facts["products in float"] == []
+    assert whole_int8.graph.facts["matmuls in float"] == []
     less = Limits(cosine=0.7 * (1 - whole_int8.closeness.mean_cosine), agreement=1)
     made = export_model(
         str(model),
@@ -140,8 +152,8 @@ def test_matmuls_that_lose_too_much_stay_in_float(model: Path, monkeypatch: pyte
         force=True,
     )
     assert 1 - made.closeness.mean_cosine <= less.cosine
-    assert "layer.1/output/dense" in made.graph.facts["products in float"][0]
-    assert len(made.graph.facts["products in float"]) < 6
+    assert "layer.1/output/dense" in made.graph.facts["matmuls in float"][0]
+    assert len(made.graph.facts["matmuls in float"]) < 6
 
 
 def test_weights_too_large_for_one_file_are_stored_next_to_it(

@@ -130,7 +130,7 @@ def test_tokens_are_counted_in_a_sample_of_all_texts_in_one_pass(pico_model: Mod
         kept = {read_vocabulary(model).tokens[number] for number in plan.kept}
         assert {"quick", "model"} <= kept
         assert plan.texts == 20
-        assert "of what 20 texts hold" in str(plan)
+        assert "of tokens in 20 texts" in str(plan)
     assert len(passes) == 2
 
 

@@ -20,7 +20,7 @@ from pico import different_texts
 from recorded_progress import RecordedProgress
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
-from trundle.errors import BadInput
+from trundle.errors import BadInput, BadModel, UserError
 from trundle.model import encode
 from trundle.model.load import load
 from trundle.pipeline.run import Request
@@ -110,6 +110,10 @@ def test_an_index_teaches_by_its_rows_alone(table: str, student: str, tmp_path: 
     assert any("left out 1 with no vector" in line for line in progress.lines)
     lineage = read_lineage(output)
     assert lineage is not None
+    assert outcome.run is not None
+    assert outcome.run.fidelity is not None
+    of_weights = lineage["scores"][f"l2 distance to {outcome.check.index}"]
+    assert outcome.run.fidelity.distance != pytest.approx(of_weights, abs=1e-4), "the int8 graph is measured"
     assert lineage["space"] == outcome.check.index
     assert lineage["source"] == student
     assert json.loads((output / PLANNING_FILE).read_text())["index"]["agreement"] == outcome.check.agreement
@@ -194,6 +198,46 @@ def test_an_endpoint_gets_as_many_texts_as_allowed(
     lineage = read_lineage(tmp_path / "small")
     assert lineage is not None
     assert lineage["steps"][-1]["options"]["teacher_model"] == "large"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_interrupted_in_its_check_does_not_train_again(
+    rows: str, student: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trundle.pipeline.run._KEPT_AFTER", 0.0)
+    words: dict[str, Any] = {"budget": BUDGET, "students": [student], "minutes": 0.03}
+    with monkeypatch.context() as patch:
+        patch.setattr(training_source._TrainingSource, "check", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            compress(index=rows, output=tmp_path / "small", **words)
+    monkeypatch.setattr("trundle.methods.align.align.run_training", stopped)
+    assert compress(index=rows, output=tmp_path / "small", **words).check is not None
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_endpoint_that_fails_ends_the_search(
+    student: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise BadModel("no server responds; start the server")
+
+    monkeypatch.setattr("trundle.teacher.endpoint._EmbeddingsClient._batch", down)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    corpus, progress = trundle.read_corpus([str(tmp_path / "texts.txt")], seed=0), RecordedProgress()
+    with pytest.raises(UserError, match="start the server"):
+        compress(
+            "http://127.0.0.1:9/v1",
+            budget=BUDGET,
+            students=[student],
+            minutes=0.03,
+            teacher_model="large",
+            corpus=corpus,
+            progress=progress,
+        )
+    assert not any("is refused" in line for line in progress.lines)
 
 
 @pytest.mark.usefixtures("quick")

@@ -73,6 +73,9 @@ def test_the_best_that_fits_is_trained_exported_and_written(
     assert Encoder(output).encode("a text").shape == (32,)
     assert 'Encoder("small")' in (card := (output / "README.md").read_text())
     assert f"{cost(large).file_bytes / (outcome.bytes or 1):.1f}× smaller" in card
+    assert outcome.run is not None
+    assert outcome.run.fidelity is not None
+    assert f"On held-out texts: cosine {outcome.run.fidelity.cosine:.4f}" in card
     planning = json.loads((output / PLANNING_FILE).read_text())
     assert planning["chosen"] == outcome.chosen.candidate.name
     assert len(planning["candidates"]) == len(outcome.tried)

@@ -16,7 +16,7 @@ import pytest
 
 from fake_teacher import Teacher
 from live_server import LiveServer, running
-from trundle.errors import BadInput, BadModel, WriteFailed
+from trundle.errors import UserError, WriteFailed
 from trundle.export.exporting import export_model
 from trundle.runtime.encoder import Encoder
 from trundle.serve.settings import ServerSettings, open_served
@@ -103,7 +103,7 @@ def gate(served: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 def test_nothing_is_paid_for_twice(gate: Gate, served: Path, tmp_path: Path) -> None:
     teacher, _ = open_endpoint(gate.url, "pico")
     gate.script = ["", "limit", "break", "", *["die"] * 7]
-    with pytest.raises(BadModel, match="failed 7 times") as failed:
+    with pytest.raises(UserError, match="failed 7 times") as failed:
         teacher.text(TEXTS)
     assert sum(gate.delivered.values()) == 128
     assert [gate.keys.index(key) for key in gate.keys] == [0, 1, 1, 1, *[4] * 7]
@@ -122,7 +122,7 @@ def test_nothing_is_paid_for_twice(gate: Gate, served: Path, tmp_path: Path) -> 
 
 def test_a_wrong_key_is_not_shown(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-0123")
-    with pytest.raises(BadInput, match="denies access") as denied:
+    with pytest.raises(UserError, match="denies access") as denied:
         open_endpoint(gate.url, "pico")[0].text(["a"])
     assert "sk-wrong" not in str(denied.value)
 
@@ -133,7 +133,7 @@ def test_no_more_texts_are_sent_than_allowed() -> None:
     limited.text(["a", "b", "a"])
     limited.query(["b", "a"])
     assert fake.asked == 2
-    with pytest.raises(BadInput, match="--teacher-calls"):
+    with pytest.raises(UserError, match="--teacher-calls"):
         limited.text(["c", "d"])
     assert fake.asked == 2
     limited.text(["c"])

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from typer import Option
 
 from trundle.cli import vectors
-from trundle.cli.compression import _run_recipe, compress, demo, recipes
+from trundle.cli.compression import _INTERRUPTED, _run_recipe, compress, demo, recipes
 from trundle.cli.console import _EXPERT, _Command, _CommandGroup, _Model, _RunFlags, _with_flags, _word
 from trundle.cli.deploy import export, report, serve
 from trundle.cli.evaluate import bench, evaluate, inspect, pair
@@ -108,7 +108,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 _PLAIN = (bool, int, float, str)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _REPORT, _DEMO = "report.html", Path("demo/small")
 _SHOWN_CANDIDATES = 12
+_INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 _BUDGET = "4x"
 
 
@@ -195,7 +197,7 @@ def _run_recipe(model: str, recipe: Recipe, flags: console._RunFlags) -> None:
         console._show(f"\n{tables._forecast(run)}")
     _show_run(run)
     if run.output is not None and run.only_cut:
-        command = f"trundle align {run.output} --teacher {run.source} --data TEXTS -o ALIGNED"
+        command = f"trundle align {quote(str(run.output))} --teacher {quote(run.source)} --data TEXTS -o NEW"
         console._show(f"It is cut but not trained yet: {command}")
 
 
@@ -230,8 +232,12 @@ def _run_budget(
     if outcome.run is not None and flags.output is not None:
         data, texts, teacher = flags.data or [], outcome.proof_texts, outcome.run.teacher
         data = data if teacher.model is not None else []  # a report measures with a model only
-        with watch.task("report", None):
-            _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=watch)
+        try:
+            with watch.task("report", None):
+                _write_report(flags.output, teacher, data, texts=texts, trust=flags.trust, progress=watch)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"trundle: interrupted; {flags.output} is complete, only {_REPORT} is missing\n")
+            sys.exit(_INTERRUPTED)
         outcome = replace(outcome, spent=watch.count())
         write_atomic(flags.output / PLANNING_FILE, outcome.record().as_text())
     run = outcome.run.as_json() if outcome.run else None

@@ -57,8 +57,8 @@ def export(
         console._expert(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs."),
     ] = 0.1,
     older_cpus: Annotated[
-        bool, console._expert("--older-cpus", help="Make int8 safe on CPUs without VNNI.")
-    ] = False,
+        bool | None, console._expert(help="int8 for CPUs without VNNI. Default: if this one has none.")
+    ] = None,
     try_both: Annotated[
         bool, console._expert("--try-both", help="Use both tracers, keep the faster graph.")
     ] = False,

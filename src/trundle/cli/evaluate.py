@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -316,8 +317,8 @@ def inspect(
 
 
 def _check_writable(output: Path | None) -> None:
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise BadInput(f"{output} can't be written; pass a file in a folder that exists")
+    if output is not None and (output.is_dir() or not os.access(output.absolute().parent, os.W_OK)):
+        raise BadInput(f"{output} can't be written; pass a file in a folder that exists and is writable")
 
 
 def _write_curve(output: Path, name: str, model: SentenceTransformer, curve: LayerCurve) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _Rows = list[tuple[str, ...]]
 
-_SHOWN_FACTS = ("opset", "tracer", "agreement@10", "products in float")
+_SHOWN_FACTS = ("opset", "tracer", "agreement@10", "matmuls in float")
 _SHOWN_CHARACTERS = 90
 _SHOWN_PARTS = 5
 _PART_NAMES = {"align": "training"}
@@ -206,8 +206,8 @@ def _time_spent(outcome: Outcome) -> str:
     """The parts of a search that took longest, with their shares of the time."""
     whole = sum(outcome.spent.values())
     longest = sorted(outcome.spent.items(), key=lambda part: -part[1])[:_SHOWN_PARTS]
-    named = (f"{_PART_NAMES.get(label, label)} {seconds / whole:.0%}" for label, seconds in longest)
-    return f"Time: {_minutes(whole)}, of which {', '.join(named)}."
+    named = (f"{seconds / whole:.0%} {_PART_NAMES.get(label, label)}" for label, seconds in longest)
+    return f"Time: {_minutes(whole)} ({'; '.join(named)})."
 
 
 def _budget_result(outcome: Outcome) -> _Rows:

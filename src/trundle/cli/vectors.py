@@ -81,6 +81,7 @@ def _build_index(
     from trundle.index.readers import build_index, create_store
 
     read = [model, *files_of(data)]
+    next(_texts(data, progress), None)  # rejects a file without texts before the index is created
     encoder = open_encoder(model, graph=graph, trust_remote_code=flags.trust, progress=progress)
     wanted = Wanted(
         model=absolute_name(model),
@@ -239,9 +240,8 @@ def _read_index(
     left = {"metric": reader.metric, "left_out": counts.left_out, "duplicates": counts.duplicates}
     if flags.shows_json(about | left):
         return
-    console._show(
-        f"{output}: {written:,} rows of {reader.where}, {reader.width} dimensions, {reader.metric}."
-    )
+    rows = f"{written:,} of {reader.count:,} rows of {reader.where}"
+    console._show(f"{output}: {rows}, {reader.width} dimensions, {reader.metric}.")
     if said := counts.says():
         console._show(said)
 

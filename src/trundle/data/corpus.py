@@ -313,7 +313,7 @@ def _unseen_in(
         if store.fingerprint in {fact["fingerprint"] for fact in one["data"]}
     ]
     if splits:
-        progress.say(f"{source}: was trained on, so only its held-out texts are used for measuring")
+        progress.say(f"a model was trained on {source}, so only its held-out texts are used")
     unseen = np.ones(len(store), np.bool_)
     for split in splits:
         unseen &= _hashed_parts(store, *split) == _PARTS.index("held_out")

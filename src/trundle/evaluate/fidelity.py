@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,8 @@ class Fidelity:
     k: int
     agreement_asymmetric: float
     agreement_standard: float
-    closest: tuple[TextError, ...]
-    farthest: tuple[TextError, ...]
+    closest: tuple[TextError, ...] = field(repr=False)
+    farthest: tuple[TextError, ...] = field(repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""

@@ -31,6 +31,7 @@ from trundle.precision import GraphFormat, graph_format
 from trundle.progress import Progress
 from trundle.runtime.description import FILE, Graph
 from trundle.runtime.encoder import Encoder
+from trundle.runtime.engines import _int8_overflows
 from trundle.runtime.model import Reader, padded
 
 _CALIBRATED_ON = 48
@@ -68,8 +69,8 @@ class ExportOptions:
     """Texts for quantised graphs: up to 96 to measure the loss on, the others to calibrate on."""
     limits: Limits = field(default_factory=Limits)
     """A quantised graph with a larger loss is rejected."""
-    older_cpus: bool = False
-    """int8 that can't overflow on processors without VNNI."""
+    older_cpus: bool | None = None
+    """7-bit weights, whose int8 matmuls can't overflow on processors without VNNI; None: if this has none."""
     try_both: bool = False
     """Trace with both of torch's tracers and keep the faster graph."""
     fit: bool = True
@@ -115,6 +116,9 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     samples: list[_Inputs] = []
     order: list[str] = []
     gains: _Gains = {}
+    older_cpus = options.older_cpus
+    if older_cpus is None and row.matmuls == "int8" and (older_cpus := _int8_overflows()):
+        job.progress.say("int8 weights get 7 bits: with 8, matmuls can overflow on this processor")
     if row.matmuls == "int8":
         samples = _samples(job.traced, job.reader.read(_spread(calibration, _CALIBRATED_ON)))
         with job.progress.task("measuring the inputs of matmuls", None):
@@ -128,7 +132,7 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
     for keep in _tries(order):
         name = f"{row.precision}, {len(keep)} of {len(order)} matmuls in float" if order else row.precision
         with job.progress.task(name, None):
-            _write(job, row, samples, gains, keep=keep, older_cpus=options.older_cpus)
+            _write(job, row, samples, gains, keep=keep, older_cpus=older_cpus)
             vectors = _graph_vectors(job, measured)
         closeness = _compare(vectors, reference, measured)
         agreement = _neighbour_agreement(vectors, reference)
@@ -137,7 +141,7 @@ def _make_quantised(job: _GraphJob, options: ExportOptions) -> tuple[Graph, _Clo
         if options.limits.allow(row, cosine=1 - closeness.mean_cosine, agreement=1 - agreement):
             facts: dict[str, Any] = {**closeness.as_json(), f"agreement@{_NEIGHBOURS}": round(agreement, 4)}
             if row.matmuls == "int8":
-                facts |= {"products in float": keep, "bits of a weight": 7 if options.older_cpus else 8}
+                facts |= {"matmuls in float": keep, "bits of a weight": 7 if older_cpus else 8}
             return job.with_facts(facts).graph, closeness
     more = f"; with {len(keep)} of {len(order)} matmuls in float {tried[-1]}" if len(tried) > 1 else ""
     fix = "train with int4 first (trundle align … --rounding int4)" if row.weights == "int4" else "use --half"

@@ -17,6 +17,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from trundle.errors import BadInput
+from trundle.evaluate.fidelity import Fidelity
 from trundle.evaluate.retrieval import SENTENCES, find_themselves
 from trundle.evaluate.shortening import read_ranges
 from trundle.folders import check_free, write_atomic
@@ -55,16 +56,18 @@ def _model_card(
     )
 
 
-def _add_graph_to_card(folder: Path, size: int, whole: int | None) -> None:
-    """Adds the exported graph of `size` bytes to a card, with its ratio to the `whole` model."""
-    card, graphs = folder / "README.md", list(folder.rglob("*.onnx"))
-    if not graphs or not card.is_file():
-        return
+def _add_graph_to_card(folder: Path, size: int, whole: int | None, fidelity: Fidelity | None) -> None:
+    """Adds the exported graph to a card: its size in bytes, its ratio to the `whole` model, its scores."""
+    card, graph = folder / "README.md", next(folder.rglob("*.onnx"))
     ratio = "" if whole is None else f", {whole / size:.1f}× smaller than the {whole / 1e6:,.1f} MB before"
+    scores = ""
+    if fidelity is not None:
+        agreement = f"agreement@{fidelity.k} {fidelity.agreement_asymmetric:.4f} on the teacher's index"
+        scores = f"\nOn held-out texts: cosine {fidelity.cosine:.4f} to the teacher, {agreement}."
     section = f"""## Use without torch
 
-`{graphs[0].relative_to(folder)}` has {size / 1e6:,.1f} MB{ratio}.
-It needs only `encoder.json` and `tokenizer.json` beside it.
+`{graph.relative_to(folder)}` has {size / 1e6:,.1f} MB{ratio}.
+It needs only `encoder.json` and `tokenizer.json` beside it.{scores}
 
 ```python
 from trundle import Encoder

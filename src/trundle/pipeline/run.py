@@ -149,9 +149,11 @@ class Run:
 
     @property
     def only_cut(self) -> bool:
-        """Whether the vectors were changed without any training since."""
+        """Whether the model was cut without any training since."""
+        cut = any(not step.says.endswith("nothing to cut") for step in self.steps)
         learned = any("steps" in step.facts for step in self.steps)
-        return not learned and not any(call.method.enters_space(call.options) for call in self.recipe.calls)
+        aligned = any(call.method.enters_space(call.options) for call in self.recipe.calls)
+        return cut and not learned and not aligned
 
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""

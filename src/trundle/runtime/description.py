@@ -13,6 +13,7 @@ from functools import cache
 from hashlib import blake2b, file_digest
 from importlib.util import find_spec
 from pathlib import Path, PurePath
+from shlex import quote
 from typing import Any, Literal
 
 from trundle.errors import BadModel
@@ -128,7 +129,7 @@ def _check_weights(folder: Path, description: Description) -> None:
     now, _ = read_weights(home)
     if now and now != description.weights:
         changed = f"the weights or the tokenizer in {home} have changed since its graphs were exported"
-        raise BadModel(f"{changed}; export them again: trundle export {home} --force")
+        raise BadModel(f"{changed}; export them again: trundle export {quote(str(home))} --force")
 
 
 def _state(file: Path) -> list[int]:
@@ -178,7 +179,7 @@ def read_description(folder: Path) -> Description:
     if not folder.is_dir():
         raise BadModel(f"there is no folder {str(folder)!r}; pass one that `trundle export` wrote")
     if not path.is_file():
-        raise BadModel(f"{folder} has not been exported; run: trundle export {folder} --to onnx")
+        raise BadModel(f"{folder} has not been exported; run: trundle export {quote(str(folder))} --to onnx")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format") != _FORMAT:

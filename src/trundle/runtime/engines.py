@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ _Ids = NDArray[np.int64]
 _GraphSession = Callable[[_Ids, _Ids], Vectors]
 """A loaded graph: ids and mask of a padded batch to vectors. Several threads may call it at once."""
 
+_CPU_FLAGS = Path("/proc/cpuinfo")
 _OUTPUT = "sentence_embedding"
 _LARGE_BATCH = 2048
 """Tokens of a batch whose memory onnxruntime returns to the system; else it keeps the most it ever needed."""
@@ -37,11 +39,15 @@ def faster_engine(machine: str) -> EngineName:
     return "openvino" if is_x86(machine) else "onnx"
 
 
-def _may_overflow(graph: Graph, processor: str) -> bool:
-    """Whether 8-bit matmuls can overflow silently: on x86 processors whose flags name no VNNI."""
+def _int8_overflows() -> bool:
+    """Whether matmuls of 8-bit weights can overflow silently: on x86 processors whose flags name no VNNI."""
+    flags = _CPU_FLAGS.read_text() if _CPU_FLAGS.is_file() else ""
+    return "sse2" in flags and "vnni" not in flags
+
+
+def _may_overflow(graph: Graph) -> bool:
     in_int8 = graph_format(graph.engine, graph.precision).matmuls == "int8"
-    full_range = graph.facts.get("bits of a weight") == 8
-    return in_int8 and full_range and "sse2" in processor and "vnni" not in processor
+    return in_int8 and graph.facts.get("bits of a weight") == 8 and _int8_overflows()
 
 
 def _choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, warn: Callable[[str], None]) -> Graph:
@@ -50,7 +56,7 @@ def _choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, warn: Cal
     int8 comes first because export writes it only if its loss is small; then the engine that is faster here.
     """
     if not graphs:
-        raise BadModel(f"{folder} names no graph to run; run: trundle export {folder} --to onnx")
+        raise BadModel(f"{folder} names no graph to run; run: trundle export {quote(str(folder))} --to onnx")
     first = faster_engine(platform.machine())
     ranked = sorted(graphs, key=lambda graph: (preference(graph.precision), graph.engine != first))
     parts = set(wanted.split("-")) if wanted else set()
@@ -63,9 +69,8 @@ def _choose(graphs: Sequence[Graph], wanted: str | None, folder: Path, warn: Cal
         if installed(graph.engine):
             if graph is not fitting[0]:
                 warn(f"{fitting[0].engine} is not installed: {graph.path} is run by {graph.engine} instead")
-            flags = Path("/proc/cpuinfo")
-            if _may_overflow(graph, flags.read_text() if flags.is_file() else ""):
-                warn(f"{graph.path} can be wrong on this processor; export it again with --older-cpus")
+            if _may_overflow(graph):
+                warn(f"the int8 of {graph.path} can overflow on this processor; export it with --older-cpus")
             return graph
     best = fitting[0]
     raise MissingExtra(f"running {best.path}", "openvino" if best.engine == "openvino" else "runtime")

@@ -70,14 +70,18 @@ def _ship(
     *,
     limits: _Budget,
     speeds: Mapping[tuple[str, Precision], _Speed],
-    whole: int | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Exports the graph and returns its measured size and speed; `whole` has the bytes of the original.
+    """Exports the graph and returns its measured size and speed.
 
     If a graph loses too much accuracy, a graph with float matmuls takes its place if it fits the budget.
     """
-    make = partial(_graph, output, texts=_calibration_texts(corpus), whole=whole, progress=progress)
+    texts = _calibration_texts(corpus)
+
+    def make(precision: Precision) -> dict[str, Any]:
+        weight = _export_graph(output, precision, calibrate=texts, progress=progress)
+        return {"bytes": weight, "milliseconds": _time_queries([output])[0].milliseconds}
+
     try:
         return make(candidate.precision)
     except UserError as error:
@@ -98,14 +102,6 @@ def _ship(
                 refused = f"{refused}; there is no {precision} graph: {_cause(error)}"
     left = "the weights are there without it; allow a larger --budget or more --minutes"
     return {"bytes": weight_bytes(output), "no_graph": f"{refused}; {left}"}
-
-
-def _graph(
-    output: Path, precision: Precision, *, texts: list[str], whole: int | None, progress: Progress
-) -> dict[str, Any]:
-    weight = _export_graph(output, precision, calibrate=texts, progress=progress)
-    _add_graph_to_card(output, weight, whole)
-    return {"bytes": weight, "milliseconds": _time_queries([output])[0].milliseconds}
 
 
 def _calibration_texts(corpus: Corpus) -> list[str]:
@@ -198,9 +194,9 @@ def compress_to_budget(
             watch=watch,
             endpoint_model=training.endpoint_model,
         )
-        outcome = _carried_out(planned, prospects, trials, speeds=speeds, began=watch.began, minutes=minutes)
+        outcome = _carried_out(planned, prospects, trials, training, speeds, watch.began, minutes)
         shutil.rmtree(work, ignore_errors=True)
-        return _checked(outcome, training, request)
+        return outcome
 
 
 def _speeds(
@@ -269,14 +265,10 @@ def _timed(
         shortest = _SHORTEST_GPU_TRAINING if torch.cuda.is_available() else _SHORTEST_TRIAL
     least = (times.labelling + times.mapping + shortest + times.closing) / 60
     if least > minutes:
-        prospects.progress.say(
-            f"{minutes:.4g} minutes are too short here; the search takes about {least:.2g}, and resumes if "
-            "it is interrupted"
-        )
+        prospects.progress.say(f"this needs about {least:,.1f} minutes here; an interrupted run resumes")
     if not times.trains:
         prospects.progress.say(
-            f"training would make too few steps in this time to gain anything (about {times.steps:.0f}), so "
-            "the model is made in closed form"
+            f"{times.steps:.0f} steps would gain nothing, so the model is made in closed form"
         )
     elif times.texts < min(_ENOUGH_TEXTS, there):
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
@@ -285,27 +277,16 @@ def _timed(
     return replace(planned, timetable=times)
 
 
-def _checked(outcome: Outcome, training: _TrainingSource, request: Request) -> Outcome:
-    """Adds the check of the exported model on the index that it was trained from."""
-    if training.rows is None or outcome.run is None or request.target is None:
-        return outcome
-    student = outcome.run.result if outcome.milliseconds is None else Encoder(request.target).embedder()
-    check = training.check(replace(student, name=str(request.target)), request)
-    outcome = replace(outcome, check=check)
-    write_atomic(request.target / PLANNING_FILE, outcome.record().as_text())
-    return outcome
-
-
 def _carried_out(
     planned: Outcome,
     prospects: _Prospects,
     trials: _Trials,
-    *,
+    training: _TrainingSource,
     speeds: Mapping[tuple[str, Precision], _Speed],
     began: float,
     minutes: float,
 ) -> Outcome:
-    """Runs the trials, trains the best candidate and exports it; each part saves its result."""
+    """Runs the trials, trains the best candidate, exports and checks it; each part saves its result."""
     request = trials.request
     assert request.target is not None
     assert request.corpus is not None
@@ -333,20 +314,22 @@ def _carried_out(
     write_atomic(planning, outcome.record().as_text())  # the export may fail; the trained model is complete
     made: dict[str, Any] = {"bytes": weight_bytes(request.target)}
     if prospects.makes_graphs:
-        made = _ship(
-            outcome.chosen.candidate,
-            request.target,
-            request.corpus,
-            limits=outcome.budget,
-            speeds=speeds,
-            whole=None if planned.before is None else planned.before.file_bytes,
-            progress=request.progress,
-        )
-        if outcome.chosen.candidate.untouched and "milliseconds" in made:
-            graph = Encoder(request.target).embedder("result")
-            made["run"] = replace(run, fidelity=compare_held_out(run.teacher, graph, request))
+        best, target, limits = ranked[0].candidate, request.target, outcome.budget
+        made = _ship(best, target, request.corpus, limits=limits, speeds=speeds, progress=request.progress)
+        if any(target.rglob("*.onnx")):
+            if run.fidelity is not None or best.untouched:
+                graph = Encoder(target).embedder("result")
+                limited = replace(request, measured_seconds=60.0)  # on the CPU, also where a GPU trains
+                made["run"] = run = replace(run, fidelity=compare_held_out(run.teacher, graph, limited))
+            whole = None if planned.before is None else planned.before.file_bytes
+            _add_graph_to_card(target, made["bytes"], whole, run.fidelity)
         made["before_milliseconds"] = prospects.source_milliseconds()
     outcome = replace(outcome, **made, spent=trials.watch.count())
     write_atomic(planning, outcome.record().as_text())
+    if training.rows is not None:
+        student = run.result if outcome.milliseconds is None else Encoder(request.target).embedder()
+        check = training.check(replace(student, name=str(request.target)), request)
+        outcome = replace(outcome, check=check)
+        write_atomic(planning, outcome.record().as_text())
     run.settle()
     return outcome

@@ -33,7 +33,7 @@ import numpy as np
 
 from trundle.cache import cache_entry
 from trundle.embedder import Embedder, Vectors, _plain
-from trundle.errors import BadInput, BadModel, WriteFailed
+from trundle.errors import BadInput, BadModel, UserError, WriteFailed
 from trundle.teacher.shards import _DIGEST_BYTES
 
 _FIRST_WAIT = 0.5
@@ -310,10 +310,13 @@ def _asked_once(endpoint: Embedder, identity: str, *, most: int | None = None) -
         new = [text for text in dict.fromkeys(texts) if text not in known]
         if most is not None and sent + len(new) > most:
             what = f"{endpoint.name} would get {sent + len(new):,} texts, more than the {most:,} allowed"
-            raise BadInput(f"{what}; allow more with --teacher-calls")
+            raise UserError(f"{what}; allow more with --teacher-calls")
         for start in range(0, len(new), _TEXTS_PER_REQUEST):
             part = new[start : start + _TEXTS_PER_REQUEST]
-            vectors = endpoint.text(part)
+            try:
+                vectors = endpoint.text(part)
+            except UserError as error:
+                raise UserError(str(error)) from error  # no other class: every candidate would fail
             answers.add(part, vectors)
             sent += len(part)
             known |= dict(zip(part, vectors, strict=True))

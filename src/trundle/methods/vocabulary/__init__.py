@@ -113,7 +113,7 @@ class _VocabularyPlan(Plan):
     def __str__(self) -> str:
         if len(self.kept) == self.of:
             return f"keep all {self.of:,} tokens: nothing to cut"
-        covers = "" if self.coverage is None else f", {self.coverage:.2%} of what {self.texts:,} texts hold"
+        covers = "" if self.coverage is None else f", {self.coverage:.2%} of tokens in {self.texts:,} texts"
         becomes = _BECOMES[self.oov].format(len(self.representatives))
         unread = ""
         if self.characters_lost:
