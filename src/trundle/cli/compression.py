@@ -81,11 +81,11 @@ def compress(
         list[str] | None, console._expert("--set", help="Change the recipe: method.option=value; repeatable.")
     ] = None,
     rows: Annotated[
-        int | None, console._expert(min=100, help="Most rows to read of the index; default: 100,000.")
+        int | None, console._expert(min=100, help="Maximum rows to read of the index; default: 100,000.")
     ] = None,
     teacher_calls: Annotated[
         int | None,
-        console._expert(min=1, help="Most texts that an endpoint or --teacher gets; default: 5,000."),
+        console._expert(min=1, help="Maximum texts that an endpoint or --teacher gets; default: 5,000."),
     ] = None,
 ) -> None:
     """Make a small model from a large one, for a budget or by a recipe.

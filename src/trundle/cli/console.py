@@ -298,7 +298,7 @@ class _IndexFlags(_CommonFlags):
     """The flags of commands that read an index of any kind."""
 
     table: Annotated[
-        str | None, _expert(help="Its table or collection, if several; for FAISS and npz, the file of texts.")
+        str | None, _expert(help="The index's table, if several; for FAISS and npz, the file of texts.")
     ] = None
     text_column: Annotated[
         str | None, _expert(help="The index's column of texts, if it has no usual name.")

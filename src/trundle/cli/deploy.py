@@ -57,7 +57,7 @@ def export(
         console._expert(help="Reject int8 or int4 if a larger share of the ten nearest neighbours differs."),
     ] = 0.1,
     older_cpus: Annotated[
-        bool | None, console._expert(help="int8 for CPUs without VNNI. Default: if this one has none.")
+        bool | None, console._expert(help="int8 safe on CPUs without VNNI; default: if this CPU has none.")
     ] = None,
     try_both: Annotated[
         bool, console._expert("--try-both", help="Use both tracers, keep the faster graph.")

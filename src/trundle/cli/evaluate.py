@@ -38,8 +38,7 @@ def evaluate(
     ] = None,
     root: Annotated[Path | None, Option(envvar="TRUNDLE_TASKS", help="Folder of task files.")] = None,
     teacher: Annotated[
-        str | None,
-        Option(help="Large model, endpoint URL or table of vectors: its documents are searched too."),
+        str | None, Option(help="Large model, endpoint URL or table of vectors; its index is searched too.")
     ] = None,
     teacher_model: console._TeacherModel = None,
     graph: Annotated[

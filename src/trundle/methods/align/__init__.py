@@ -82,12 +82,14 @@ class AlignOptions(Options):
         None, ge=0, le=1, description="The last rate as a share of the peak. Default: 0.1, for cosine 0.02."
     )
     max_length: int | None = Field(
-        None, ge=2, description="Most tokens per text. Default: as many as the teacher, if the model can."
+        None, ge=2, description="Maximum tokens per text. Default: as many as the teacher, if the model can."
     )
     start: Literal["ridge", "random", "keep"] = Field(
         "ridge", description="Linear layer: ridge regression, random, or none."
     )
-    start_texts: int | None = Field(None, ge=10, description="Most texts for the ridge start. Default: 8192.")
+    start_texts: int | None = Field(
+        None, ge=10, description="Maximum texts for the ridge start. Default: 8192."
+    )
     pooling: Literal["keep", "mean", "cls", "max", "last"] = Field(
         "keep", description="The student's pooling; last adds an end token to every text."
     )

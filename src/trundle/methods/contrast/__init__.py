@@ -45,7 +45,7 @@ class ContrastOptions(Options):
     temperature: float = Field(
         0.05, gt=0, allow_inf_nan=False, description="Divisor of similarities; lower is stricter."
     )
-    negatives: int | None = Field(None, ge=0, description="Most hard negatives per query. Default: all.")
+    negatives: int | None = Field(None, ge=0, description="Maximum hard negatives per query. Default: all.")
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
     accumulate: int = Field(1, ge=1, description=contract.ACCUMULATE_HELP)
     mini_batch: int | None = Field(
