@@ -42,3 +42,6 @@ def test_a_line_says_how_much_is_done_how_fast_and_the_time_left() -> None:
     lines.advance(1000)
     assert lines._line(10.0) == "teacher vectors: 1,000 of 3,000, 100/s, 20 s left"
     assert _Lines("reading", None, print)._line(2.0) == "reading, 2 s so far"
+    training = _Lines("align, seconds", 300, print)
+    training.advance(60)
+    assert training._line(60.0) == "align, seconds: 60 of 300, 240 s left"  # a rate would be 1/s

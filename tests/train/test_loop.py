@@ -399,7 +399,7 @@ def test_progress_is_reported(toy: Callable[[], Toy]):
     assert told.lines[-1].startswith("step 24: loss ")
     told, clock = RecordedProgress(), Clock(1.0)
     toy().train(TrainSettings(minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
-    assert (told.tasks, told.units) == ([("training", 30)], 30)
+    assert (told.tasks, told.units) == ([("training, seconds", 30)], 30)
     told, clock = RecordedProgress(), Clock(1.0)
     toy().train(TrainSettings(steps=9, minutes=0.5), progress=told, each_step=clock.tick, clock=clock)
     assert (told.tasks, told.units) == ([("training", 9)], 9)

@@ -134,7 +134,7 @@ class _Lines:
         done, total = self._done, self._total
         counted = f": {done:,}" + ("" if total is None else f" of {total:,}") if done or total else ""
         parts = [f"{self._label}{counted}"]
-        if done:
+        if done and not self._label.endswith("seconds"):
             rate = done / seconds
             parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
         left = f"{(total - done) * seconds / done:,.0f} s left" if done and total and total >= done else ""

@@ -29,7 +29,7 @@ _Rows = list[tuple[str, ...]]
 _SHOWN_FACTS = ("opset", "tracer", "agreement@10", "matmuls in float")
 _SHOWN_CHARACTERS = 90
 _SHOWN_PARTS = 5
-_PART_NAMES = {"align": "training"}
+_PART_NAMES = {"align": "training", "align, seconds": "training"}
 _NOTHING = "–"
 
 

@@ -311,7 +311,7 @@ def _trace(job: _GraphJob, texts: Sequence[str], reference: Vectors, *, try_both
         if seconds and not try_both:
             break
         try:
-            seconds[tracer] = _trace_with(tracer, job, texts, reference)
+            seconds[tracer] = _trace_with(tracer, job, texts, reference, timed=try_both)
         except BadModel as problem:
             problems.append(problem)
     if not seconds:
@@ -324,8 +324,10 @@ def _trace(job: _GraphJob, texts: Sequence[str], reference: Vectors, *, try_both
     return facts
 
 
-def _trace_with(tracer: _Tracer, job: _GraphJob, texts: Sequence[str], reference: Vectors) -> float:
-    """Trace with one tracer and compare with torch; returns the graph's time for the texts in seconds."""
+def _trace_with(
+    tracer: _Tracer, job: _GraphJob, texts: Sequence[str], reference: Vectors, *, timed: bool
+) -> float:
+    """Trace with one tracer and compare with torch; returns the graph's seconds for the texts if `timed`."""
     path = job.folder / tracer / job.traced.name
     path.parent.mkdir()
     graph = _tensor_model(job.model)
@@ -345,4 +347,4 @@ def _trace_with(tracer: _Tracer, job: _GraphJob, texts: Sequence[str], reference
     if closeness.lowest_cosine < _FLOAT_COSINE:
         where = f"cosine {closeness.lowest_cosine:.4f} for {closeness.worst[:40]!r}"
         raise BadModel(f"the graph does not agree with torch ({where}); report this model")
-    return median(timeit.repeat(encode, number=1, repeat=_ROUNDS))
+    return median(timeit.repeat(encode, number=1, repeat=_ROUNDS)) if timed else 0.0

@@ -237,12 +237,15 @@ class _TrainingRun(Generic[_B]):
     def go(self) -> _TrainResult:
         state, settings, name = self.state, self.settings, self.task.name
         self.started -= state.seconds
-        self.first, self.written, shown = state.step, self._elapsed(), 0
+        self.first, self.written = state.step, self._elapsed()
         self.saved = self.written
         by_clock = settings.steps is None
-        total = math.ceil(60 * (settings.minutes or 0)) if by_clock else settings.steps
+        shown, label, total = 0, name, settings.steps
+        if by_clock:
+            shown, label = int(self.written), f"{name}, seconds"
+            total = max(0, math.ceil(60 * (settings.minutes or 0)) - shown)
         start = state.step * settings.accumulate
-        with _Prefetcher(self._load, start=start) as batches, self.progress.task(name, total) as advance:
+        with _Prefetcher(self._load, start=start) as batches, self.progress.task(label, total) as advance:
             if state.step == 0 and self.held_out:
                 self.trainer.exact = False  # as it would be used now
                 self._write_down(self._validate())
