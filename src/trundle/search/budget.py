@@ -26,7 +26,7 @@ _GPU_TRIAL_OVERHEAD = 5.0
 _CLOSING = 60.0
 """Seconds that export, timing and the report take on two slow cores, besides encoding."""
 _GPU_CLOSING, _GPU_CLOSING_WHOLE = 8.0, 36.0
-"""The same beside a GPU; the graph runs on the CPU. The second number is for a student of the teacher's size."""
+"""The same beside a GPU, and what a student of the teacher's size adds: its graph runs on the CPU."""
 _READINGS = 4
 """How often held-out texts are encoded at the end: by both models to compare, and again for the report."""
 _MAPPING, _FEWEST_MAPPED = 1 / 150, 2048
