@@ -34,6 +34,7 @@ from trundle.model.load import load
 from trundle.model.save import model_digest, save
 from trundle.model.token_map import cut_with_map, has_token_map, read_vocabulary, token_vectors
 from trundle.model.tokenizer import _least_likely, _tokenizer_content
+from trundle.progress import SILENT
 from trundle.recipe import make_options
 from trundle.records import Lineage
 
@@ -132,6 +133,18 @@ def test_tokens_are_counted_in_a_sample_of_all_texts_in_one_pass(pico_model: Mod
         assert plan.texts == 20
         assert "of tokens in 20 texts" in str(plan)
     assert len(passes) == 2
+
+
+def test_the_runs_of_a_search_count_tokens_once(pico_model: Models) -> None:
+    model, opened, tokenising = pico_model("bert"), dict[str, Any](), RecordedProgress()
+    for keep, seed, times in ((150, 0, 1), (120, 0, 1), (120, 1, 2)):
+        context = Context(
+            original=model, corpus=corpus(pico.TEXTS), seed=seed, opened=opened, progress=tokenising
+        )
+        options = make_options(TOOL, {"keep": keep})
+        found = TOOL.plan(model, options, context)
+        assert found.kept == TOOL.plan(model, options, replace(context, opened={}, progress=SILENT)).kept
+        assert tokenising.tasks == [("tokenising texts", None)] * times
 
 
 def test_attention_may_be_measured_in_a_model_trained_on_the_task(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
+from trundle.cache import cache_key
 from trundle.data.corpus import Corpus
 from trundle.data.sampling import distinct, representatives, sample
 from trundle.data.texts import Text
@@ -27,6 +28,8 @@ from trundle.progress import Progress
 
 _ATTENTION_TEXTS = 2048
 _HELD_OUT_TEXTS = 2000
+_BY_TEXTS = ("tfidf", "frequency", "seen")
+"""Scores for which neither the model's weights nor the number of tokens matter."""
 _FOREIGN, _DOUBTFUL = 0.9, 0.05
 """Shares of unknown tokens: texts above the first are rejected, above the second the output warns."""
 
@@ -45,6 +48,26 @@ class _Ranking:
 
 
 def _rank_tokens(
+    model: SentenceTransformer,
+    vocabulary: Vocabulary,
+    options: _VocabularyOptions,
+    context: Context,
+    *,
+    count: int,
+    tree: MergeTree,
+) -> _Ranking:
+    """Rank all tokens, for all runs of a search once if only the texts decide."""
+    if context.corpus is None or options.score not in _BY_TEXTS:
+        return _rank(model, vocabulary, options, context, count=count, tree=tree)
+    asked = (options.score, options.texts, options.oov, context.seed)
+    key = cache_key("ranking", vocabulary.backend.to_str(), context.corpus.facts(), *asked)
+    if key not in context.opened:
+        context.opened[key] = _rank(model, vocabulary, options, context, count=count, tree=tree)
+    found: _Ranking = context.opened[key]
+    return found
+
+
+def _rank(
     model: SentenceTransformer,
     vocabulary: Vocabulary,
     options: _VocabularyOptions,
