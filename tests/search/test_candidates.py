@@ -142,6 +142,14 @@ def test_tokens_that_no_text_becomes_leave_nothing_to_heal(
         assert replace(whole, tokens=tokens, reachable=some).steps() == [{"vocabulary": options}]
 
 
+def test_the_depth_of_a_decoder_is_left_to_the_linear_map(
+    pico_model: Callable[[str], SentenceTransformer],
+) -> None:
+    for family, options in (("bert", {}), ("llama", {"heal": "none"})):
+        whole = _list_candidates(pico_model(family), "pico", dimensions=WIDTH, precisions=["int4"])[0]
+        assert replace(whole, layers=1).steps() == [{"depth": {"keep": 1} | options}]
+
+
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "gpt2"])
 def test_no_vocabulary_is_proposed_that_its_method_rejects(
     family: str,

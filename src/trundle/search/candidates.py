@@ -111,7 +111,9 @@ class _Candidate:
             lossless = self.reachable is not None and self.tokens >= self.reachable
             found.append({"vocabulary": {"keep": self.tokens} | ({"heal": "none"} if lossless else {})})
         if self.layers < self.whole.layers:
-            found.append({"depth": {"keep": self.layers}})
+            # A decoder loses its last layers: the linear map replaces them better than a healed layer does.
+            unhealed = {"heal": "none"} if self.whole.family.causal else {}
+            found.append({"depth": {"keep": self.layers} | unhealed})
         if self.width != 1:
             mapped_on = {} if texts is None else {"texts": texts}
             found.append({"width": {"extract": str(self.width), **mapped_on}})

@@ -35,6 +35,8 @@ _GRAPHS = 32
 _COMPILER = "from trundle.train.blocks import _compile; _compile()"
 _COMPILED_BATCHES = ((512, 48), (512, 16))
 """Texts and tokens of the batches that a process compiles with; what it compiles takes any other."""
+_NICENESS = 10
+"""Lowers the priority of that process, which occupies all cores while this one works."""
 
 
 @contextmanager
@@ -91,6 +93,8 @@ def compiling_ahead(backbone: PreTrainedModel, *, dropout: bool, bf16: bool) -> 
 
 def _compile() -> None:
     """Compile the blocks of the backbone that standard input describes, with weights that do not matter."""
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
     kind, config, dropout, bf16 = pickle.load(sys.stdin.buffer)
     Thread(target=lambda: os._exit(1) if not os.read(0, 1) else None, daemon=True).start()
     device = torch.accelerator.current_accelerator() or torch.device("cpu")

@@ -118,8 +118,10 @@ def _draw_samples(
 def _healing_texts(sources: Sequence[_SampleSource], context: Context) -> list[str]:
     """Texts to heal a cut on: the same number of each source, or those of --data."""
     if not sources:
-        train = iter(()) if context.corpus is None else context.corpus.train()
-        return [text.text for text in sample(train, HEALING_TEXTS, seed=context.seed)]
+        train = (
+            iter(()) if context.corpus is None else context.corpus.sample_train(HEALING_TEXTS, context.seed)
+        )
+        return [text.text for text in train]
     each = HEALING_TEXTS // (2 * len(sources))
     pairs = [pair for source in sources for pair in sample(source.samples(), each, seed=context.seed)]
     return [text for pair in pairs for text in (pair.query, pair.positive)]
