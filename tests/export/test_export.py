@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 import pico
+from recorded_progress import RecordedProgress
 from trundle.errors import BadInput, BadModel
 from trundle.export import exporting, int8, tracing
 from trundle.export.exporting import export_model
@@ -225,6 +226,16 @@ def test_a_disk_without_hard_links_keeps_other_graphs(model: Path, monkeypatch: 
     export_model(str(model), to="onnx")
     export_model(str(model), to="onnx", precision="float16")
     assert len(listing(model / "onnx")) == 2
+
+
+def test_a_graph_that_does_not_run_by_default_says_so(model: Path) -> None:
+    progress = RecordedProgress()
+    export_model(str(model), to="onnx", precision="float16", progress=progress)
+    assert not any("by default" in line for line in progress.lines)
+    export_model(str(model), to="onnx", progress=progress)
+    assert any("graph='onnx-float32'" in line for line in progress.lines)
+    assert Encoder(model).graph.precision == "float16"
+    assert Encoder(model, graph="onnx-float32").graph.precision == "float32"
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -157,3 +157,6 @@ def test_a_result_over_the_budget_is_reported(
     assert "A query takes 99 ms, over the budget of 50 ms." in capsys.readouterr().out
     untimed = replace(outcome, bytes=1, milliseconds=None, no_graph="there is no graph")
     assert untimed.remarks == ("there is no graph", "no query was timed, so 50 ms a query is not proven")
+    busy = replace(outcome, bytes=1, undisturbed=False)
+    assert busy.remarks[1].startswith("other programs used the processor")
+    assert not replace(busy, milliseconds=49.0).remarks

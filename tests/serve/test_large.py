@@ -85,6 +85,20 @@ def live(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServ
         yield found
 
 
+def test_memory_is_given_back_after_large_requests(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases: list[float] = []
+    monkeypatch.setattr(batching, "_RELEASE_SECONDS", 0.01)
+    monkeypatch.setattr(batching, "release_memory", lambda: releases.append(time.monotonic()))
+    with running(_Served(student=_Model(name="small", encoder=watched))) as live:
+        assert live.embed(input="a small one").status == 200
+        time.sleep(0.05)
+        assert not releases
+        assert live.embed(input=TEXTS).status == 200
+        eventually(lambda: bool(releases))
+
+
 def test_large_requests_get_one_worker_of_low_priority_while_small_ones_come(
     live: LiveServer, watched: Watched, student: Encoder
 ) -> None:

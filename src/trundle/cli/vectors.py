@@ -205,7 +205,7 @@ def check(
         return
     if left_out:
         progress.say(left_out)
-    console._show(f"agreement@10 {found.agreement:.3f}, cosine {found.cosine:.3f}\n")
+    console._show(f"agreement@10 {found.agreement:.1%}, cosine {found.cosine:.3f}\n")
     for line in found.says():
         console._show(line)
 

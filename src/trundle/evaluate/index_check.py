@@ -94,7 +94,7 @@ class IndexCheck:
                 )
             for what, groups in (("length", rows.by_length), ("script", rows.by_script)):
                 if len(groups) > 1:
-                    each = (f"{one.name} {one.agreement:.3f} ({one.rows:,} rows)" for one in groups)
+                    each = (f"{one.name} {one.agreement:.1%} ({one.rows:,} rows)" for one in groups)
                     lines.append(f"Agreement by {what}: {', '.join(each)}.")
         if self.teacher is None:
             lines.append(_DOCUMENTS)

@@ -35,7 +35,7 @@ from trundle.model.heads import is_pair, normalises, one_route
 from trundle.model.load import load
 from trundle.model.save import weights_digest
 from trundle.model.static import static_table
-from trundle.precision import EngineName, GraphFormat, Precision, graph_format
+from trundle.precision import EngineName, GraphFormat, Precision, graph_format, preference
 from trundle.progress import SILENT, Progress
 from trundle.records import CALIBRATION_FILE, LINEAGE_FILE
 from trundle.runtime.description import FILE, SIDES, Description, Graph, read_description, read_weights
@@ -173,7 +173,10 @@ def _export_into(
         graph, closeness = _make_quantised(job, options) if row.is_quantised else _make_float(job, probes)
         size = sum(file.stat().st_size for file in job.path.parent.iterdir())
         with locked_folder(home, lambda: progress.say(f"{home} is being exported by another process")):
-            _put_in_place(home, job.path.parent, description, graph)
+            graphs = _put_in_place(home, job.path.parent, description, graph).graphs
+    if (default := min(graphs, key=lambda each: preference(each.precision))).precision != graph.precision:
+        chosen = f"graph={graph.engine + '-' + graph.precision!r}"
+        progress.say(f"{default.path} still runs by default; choose the new one with Encoder(…, {chosen})")
     return Exported(
         folder=home,
         graph=graph,
@@ -227,8 +230,11 @@ def _write_standalone(model: SentenceTransformer, folder: Path) -> None:
         weights.unlink()
 
 
-def _put_in_place(home: Path, made: Path, description: Description, graph: Graph) -> None:
-    """Swap the folder of graphs; graphs exported before stay, unless the model has changed since."""
+def _put_in_place(home: Path, made: Path, description: Description, graph: Graph) -> Description:
+    """Swap the folder of graphs; graphs exported before stay, unless the model has changed since.
+
+    Returns the description of all graphs.
+    """
     there = home / made.name
     try:
         older: Description | None = read_description(home)
@@ -253,6 +259,7 @@ def _put_in_place(home: Path, made: Path, description: Description, graph: Graph
         write_atomic(home / FILE, description.as_text())
     swap_folders(made, there)
     write_atomic(home / FILE, complete.as_text())
+    return complete
 
 
 def _belongs(name: str, graphs: set[str]) -> bool:

@@ -286,7 +286,8 @@ def compare_held_out(
     texts = sample(held_out, request.measured_texts, seed=request.seed)
     queries, documents = queries_and_documents(texts)
     if len(documents) < FEWEST_DOCUMENTS:
-        problem = f"{len(texts)} texts are held out, {2 * FEWEST_DOCUMENTS} are needed; pass more with --data"
+        needed = 2 * FEWEST_DOCUMENTS
+        problem = f"{needed} held-out texts are needed, there are {len(texts)}; pass more with --data"
     elif teacher.width != result.text(documents[:1]).shape[1]:
         problem = "the vectors have another width; add align to the recipe"
     else:

@@ -96,6 +96,8 @@ class OnnxSession:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        # Else memory is planned for each shape that comes, in a block of its own that is never given back.
+        options.enable_mem_pattern = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
         # Matrices stored in int8 whose matmul is in float: dequantised once, never fused with rounded inputs.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
@@ -103,7 +105,7 @@ class OnnxSession:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class per failure and no base but Exception
             raise _damaged(path, error) from error
-        _release_memory()
+        release_memory()
         self._session, self._inputs = session, [each.name for each in session.get_inputs()]
         self._large = onnxruntime.RunOptions()
         self._large.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -170,7 +172,7 @@ def _damaged(path: Path, error: Exception) -> BadModel:
     return BadModel(f"{path} is damaged or truncated ({reason}); export the model again")
 
 
-def _release_memory() -> None:
-    """Return the memory that loading needed to the system, most of it with int4 weights; glibc keeps it."""
+def release_memory() -> None:
+    """Return free memory to the system, which glibc keeps: of loading int4 weights, or of large requests."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -72,7 +72,7 @@ def _ship(
     speeds: Mapping[tuple[str, Precision], _Speed],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Exports the graph and returns its measured size and speed.
+    """Exports the graph and returns its measured size and speed, as fields of `Outcome`.
 
     If a graph loses too much accuracy, a graph with float matmuls takes its place if it fits the budget.
     """
@@ -80,7 +80,8 @@ def _ship(
 
     def make(precision: Precision) -> dict[str, Any]:
         weight = _export_graph(output, precision, calibrate=texts, progress=progress)
-        return {"bytes": weight, "milliseconds": _time_queries([output])[0].milliseconds}
+        timed = _time_queries([output])[0]
+        return {"bytes": weight, "milliseconds": timed.milliseconds, "undisturbed": timed.undisturbed}
 
     try:
         return make(candidate.precision)

@@ -85,6 +85,8 @@ class Outcome:
     """Counted in the written model."""
     milliseconds: float | None = None
     """Measured time of a query."""
+    undisturbed: bool = True
+    """Whether no other program used the processor while queries were timed."""
     spent: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each part of the search."""
     check: IndexCheck | None = None
@@ -101,8 +103,12 @@ class Outcome:
         remarks += self.budget.exceeded(
             file_bytes=self.bytes, parameters=self.parameters, milliseconds=self.milliseconds
         )
-        if self.budget.milliseconds is not None and self.milliseconds is None:
+        if self.budget.milliseconds is None:
+            return remarks
+        if self.milliseconds is None:
             remarks += (f"no query was timed, so {self.budget.milliseconds:.4g} ms a query is not proven",)
+        elif self.milliseconds > self.budget.milliseconds and not self.undisturbed:
+            remarks += ("other programs used the processor then; time it again with trundle bench",)
         return remarks
 
     def record(self) -> PlanningRecord:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
 from trundle.runtime.encoder import Encoder
+from trundle.runtime.engines import release_memory
 from trundle.serve.settings import ServerSettings
 from trundle.serve.wire import _RequestError
 
@@ -51,7 +52,8 @@ _WORTH_ALL_THREADS = 128
 _LONGEST_RETRY = 60
 _NICENESS = 10
 """Added to that of the process: one tenth of the share of a core that others get."""
-
+_RELEASE_SECONDS = 5.0
+"""After a large request, memory is given back to the system this much later, once for all until then."""
 
 _Write = Callable[["_Pending"], Iterator[bytes]]
 
@@ -137,6 +139,7 @@ class _Batcher:
         self._closing = False
         self._rate = 0.0
         self._loop = asyncio.get_running_loop()
+        self._release: asyncio.TimerHandle | None = None
         # At least two: one tokenises while the other computes.
         count = max(2, encoder.threads)
         self._normal = _WorkerGroup(low=False, count=count, changed=Condition(self._lock))
@@ -190,6 +193,8 @@ class _Batcher:
             if pending in queue:
                 queue.remove(pending)
                 self._waiting[pending.large] -= len(pending.texts) - pending.taken
+        if pending.large:
+            self._release_later()
 
     def _read(self, pending: _Pending) -> Iterator[None]:
         rows: list[NDArray[np.int32]] = []
@@ -226,6 +231,8 @@ class _Batcher:
                 workers.changed.notify_all()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
+        if self._release is not None:
+            self._release.cancel()
 
     def _work(self, own: _WorkerGroup) -> None:
         if own.low and sys.platform == "linux":  # elsewhere all threads of a process have one priority
@@ -245,7 +252,26 @@ class _Batcher:
                 own.busy -= 1
                 ready = [part.pending for part in batch if part.pending.ready]
             if ready:
-                self._loop.call_soon_threadsafe(_settle, ready)
+                self._loop.call_soon_threadsafe(self._settle, ready)
+
+    def _settle(self, finished: Sequence[_Pending]) -> None:
+        if any(pending.large for pending in finished):
+            self._release_later()
+        for pending in finished:
+            if pending.answer.done():
+                continue
+            if pending.failure is not None:
+                pending.answer.set_exception(pending.failure)
+            else:
+                pending.answer.set_result(pending)
+
+    def _release_later(self) -> None:
+        if self._release is None:
+            self._release = self._loop.call_later(_RELEASE_SECONDS, self._release_now)
+
+    def _release_now(self) -> None:
+        self._release = None
+        self._loop.run_in_executor(None, release_memory)
 
     def _advance(self, pending: _Pending, work: Iterator[object]) -> None:
         try:
@@ -381,13 +407,3 @@ def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
             start, characters = place, 0
         characters += len(text)
     yield texts[start:]
-
-
-def _settle(finished: Sequence[_Pending]) -> None:
-    for pending in finished:
-        if pending.answer.done():
-            continue
-        if pending.failure is not None:
-            pending.answer.set_exception(pending.failure)
-        else:
-            pending.answer.set_result(pending)
