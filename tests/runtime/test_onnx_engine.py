@@ -10,7 +10,7 @@ import pytest
 
 FREED = """
 from pathlib import Path
-from trundle.runtime.engines import release_memory
+from trundle.runtime.engines import _release_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1])
@@ -20,7 +20,7 @@ last = blocks[-1]  # what lies below it is not given back by itself
 full = resident()
 del blocks
 kept = resident()
-release_memory()
+_release_memory()
 print(full, kept, resident())
 """
 

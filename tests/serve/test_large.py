@@ -90,7 +90,7 @@ def test_memory_is_given_back_after_large_requests(
 ) -> None:
     releases: list[float] = []
     monkeypatch.setattr(batching, "_RELEASE_SECONDS", 0.01)
-    monkeypatch.setattr(batching, "release_memory", lambda: releases.append(time.monotonic()))
+    monkeypatch.setattr(batching, "_release_memory", lambda: releases.append(time.monotonic()))
     with running(_Served(student=_Model(name="small", encoder=watched))) as live:
         assert live.embed(input="a small one").status == 200
         time.sleep(0.05)

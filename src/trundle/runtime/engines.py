@@ -105,7 +105,7 @@ class OnnxSession:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class per failure and no base but Exception
             raise _damaged(path, error) from error
-        release_memory()
+        _release_memory()
         self._session, self._inputs = session, [each.name for each in session.get_inputs()]
         self._large = onnxruntime.RunOptions()
         self._large.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -172,7 +172,7 @@ def _damaged(path: Path, error: Exception) -> BadModel:
     return BadModel(f"{path} is damaged or truncated ({reason}); export the model again")
 
 
-def release_memory() -> None:
+def _release_memory() -> None:
     """Return free memory to the system, which glibc keeps: of loading int4 weights, or of large requests."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

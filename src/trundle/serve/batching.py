@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from trundle.embedder import Vectors
 from trundle.errors import BadInput, BadModel
 from trundle.runtime.encoder import Encoder
-from trundle.runtime.engines import release_memory
+from trundle.runtime.engines import _release_memory
 from trundle.serve.settings import ServerSettings
 from trundle.serve.wire import _RequestError
 
@@ -271,7 +271,7 @@ class _Batcher:
 
     def _release_now(self) -> None:
         self._release = None
-        self._loop.run_in_executor(None, release_memory)
+        self._loop.run_in_executor(None, _release_memory)
 
     def _advance(self, pending: _Pending, work: Iterator[object]) -> None:
         try:
