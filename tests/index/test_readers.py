@@ -370,6 +370,7 @@ def test_postgres_that_wants_another_password(postgres: Any) -> None:
     ("where", "message"),
     [
         ("mysql://me:Geheim@host/db", r"mysql:// is not an index .* .Postgres, .*; see trundle index read"),
+        ("lancedb://{folder}/chunks", r"lancedb:// is no address .* pass /.* itself"),
         ("http://localhost:6333", r"http:// is not an index that trundle reads"),
         ("postgresql://me:Geheim@host/db?wrong=1", "address is not valid"),
         ("postgresql://me:Geheim/7@host/db", "write / . and # in a password as %2F"),

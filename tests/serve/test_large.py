@@ -85,9 +85,7 @@ def live(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServ
         yield found
 
 
-def test_memory_is_given_back_after_large_requests(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_given_back_after_large_requests(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     releases: list[float] = []
     monkeypatch.setattr(batching, "_RELEASE_SECONDS", 0.01)
     monkeypatch.setattr(batching, "_release_memory", lambda: releases.append(time.monotonic()))

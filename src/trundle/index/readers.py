@@ -63,8 +63,11 @@ def open_reader(
 
 def check_place(where: str) -> None:
     """Reject an address of another kind and a path where there is nothing; nothing is opened."""
-    scheme, separator, _ = where.partition("://")
+    scheme, separator, rest = where.partition("://")
     if separator and scheme.lower() not in _SCHEMES:
+        place = Path(rest)
+        if there := next((part for part in (place, *place.parents) if part.name and part.exists()), None):
+            raise BadInput(f"{scheme}:// is no address that trundle reads; pass {there} itself, with --table")
         raise _unsupported(f"{scheme}://")
     if not separator and not Path(where).expanduser().exists():
         raise BadInput(f"there is no index {where!r}; check the path, or build one with trundle index build")
