@@ -78,7 +78,7 @@ def test_read_and_check_any_index(
     assert {"rows": 60, "left_out": 0, "metric": "cosine"}.items() <= json.loads(out).items()
     assert "is an input of this command" in run("index", "read", table, "-o", table, "--force")[2]
     code, out, err = run("index", "check", model, "--against", table)
-    assert (code, "agreement@10 1.000" in out) == (0, True), err
+    assert (code, "agreement@10 100.0%" in out) == (0, True), err
 
 
 def test_a_model_that_was_trained_in_its_place(
