@@ -56,27 +56,10 @@ def _rank_tokens(
     count: int,
     tree: MergeTree,
 ) -> _Ranking:
-    """Rank all tokens, for all runs of a search once if only the texts decide."""
-    if context.corpus is None or options.score not in _BY_TEXTS:
-        return _rank(model, vocabulary, options, context, count=count, tree=tree)
-    asked = (options.score, options.texts, options.oov, context.seed)
-    key = cache_key("ranking", vocabulary.backend.to_str(), context.corpus.facts(), *asked)
-    if key not in context.opened:
-        context.opened[key] = _rank(model, vocabulary, options, context, count=count, tree=tree)
-    found: _Ranking = context.opened[key]
-    return found
+    """Count the tokens of the texts and score them; the score `cluster` needs the `count` to choose.
 
-
-def _rank(
-    model: SentenceTransformer,
-    vocabulary: Vocabulary,
-    options: _VocabularyOptions,
-    context: Context,
-    *,
-    count: int,
-    tree: MergeTree,
-) -> _Ranking:
-    """Count the tokens of the texts and score them; the score `cluster` needs the `count` to choose."""
+    If only the texts decide, all runs of a search share the result.
+    """
     known, score = np.array(sorted(vocabulary.tokens)), options.score
     if context.corpus is None:
         if score not in ("cluster", "random"):
@@ -84,6 +67,11 @@ def _rank(
         scores = _scores_without_texts(model, vocabulary, score, known, count, context.seed)
         return _Ranking(order=known[np.lexsort((known, -scores[known]))].tolist(), seen=0, counts=None)
     corpus, seed = context.corpus, context.seed
+    asked = (score, options.texts, options.oov, seed)
+    key = cache_key("ranking", vocabulary.backend.to_str(), corpus.facts(), *asked)
+    ranking: _Ranking | None = context.opened.get(key)
+    if ranking is not None:
+        return ranking
     # The score `seen` must not miss a token.
     texts: Iterable[Text] = corpus.train() if score == "seen" else [*corpus.sample_train(options.texts, seed)]
     with scoring._spilling() as spill:
@@ -105,7 +93,10 @@ def _rank(
     ranked = seen[np.lexsort((seen, -counts.occurrences[seen], -scores[seen]))].tolist()
     unreachable = vocabulary.unreachable()
     others = sorted(np.setdiff1d(known, seen).tolist(), key=lambda number: (number in unreachable, number))
-    return _Ranking(order=ranked + others, seen=len(ranked), counts=counts)
+    ranking = _Ranking(order=ranked + others, seen=len(ranked), counts=counts)
+    if score in _BY_TEXTS:
+        context.opened[key] = ranking
+    return ranking
 
 
 def _scoring_model(model: SentenceTransformer, name: str | None, context: Context) -> SentenceTransformer:
