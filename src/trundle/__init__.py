@@ -43,6 +43,10 @@ _HOMES = {
 __all__ = ["TrundleError", *_HOMES]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use, so that `import trundle` does not import torch."""
     if name not in _HOMES:

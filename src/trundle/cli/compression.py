@@ -198,7 +198,7 @@ def _run_recipe(model: str, recipe: Recipe, flags: console._RunFlags) -> None:
     _show_run(run)
     if run.output is not None and run.only_cut:
         command = f"trundle align {quote(str(run.output))} --teacher {quote(run.source)} --data TEXTS -o NEW"
-        console._show(f"It is cut but not trained yet: {command}")
+        console._show(f"It is cut, not trained; to train what it lost: {command}")
 
 
 def _run_budget(

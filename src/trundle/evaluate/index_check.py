@@ -32,7 +32,7 @@ _COMPARED = 32
 _SAME_MODEL = 0.98
 _VERDICTS = (
     (0.8, "It can encode the queries of this index without embedding any text again."),
-    (0.5, "It works on this index, with some different results; longer alignment helps."),
+    (0.5, "It works on this index, with some different results; training on such texts helps."),
     (0.0, "It is not in this index's vector space: align it on such texts with trundle align."),
 )
 """From which agreement on each is true."""

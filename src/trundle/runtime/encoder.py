@@ -20,6 +20,7 @@ from trundle.runtime.model import _OneModel
 Output = Literal["float32", "int8", "binary"]
 
 _TINY = 1e-12
+_ONE_TEXT = "documents are a list of texts; pass [text] for a single one"
 _STREAMED = 4096
 """Texts that a stream reads ahead."""
 
@@ -121,7 +122,7 @@ class Encoder:
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
         """Return the vectors of documents, as LangChain and other frameworks call it."""
         if isinstance(texts, str):
-            raise BadInput("documents are a list of texts; pass [text] for a single one")
+            raise BadInput(_ONE_TEXT)
         vectors: list[list[float]] = self.encode_document(list(texts)).tolist() if len(texts) else []
         return vectors
 
@@ -137,6 +138,8 @@ class Encoder:
         ahead: int = _STREAMED,
     ) -> Iterator[NDArray[Any]]:
         """One vector after the other, in the order of the texts, for a corpus larger than memory."""
+        if isinstance(texts, str):
+            raise BadInput(_ONE_TEXT)
         if ahead < 1:
             raise BadInput(f"ahead is {ahead}; pass 1 or more")
         model = self._model(side)

@@ -134,7 +134,7 @@ class TeacherOptions:
         if brings_texts and corpus is not None:
             raise BadInput("an index, table or store has its own texts; leave --data out")
         if self.queries and not source:
-            raise BadInput("your own queries need who made the index; name it with --teacher")
+            raise BadInput("your own queries need the model that made the index; name it with --teacher")
         if kind == "endpoint" and self.model is None:
             raise BadInput("an endpoint serves several models; name one with --teacher-model")
         if pair and kind != "model":

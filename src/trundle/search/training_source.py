@@ -143,7 +143,7 @@ class _TrainingSource:
             return found
         maker = replace(teacher, name=str(self.maker))
         better = check_queries(drawn, student, maker, queries, progress=progress)
-        return replace(better, rows=found.rows)
+        return replace(better, rows=found.rows, queries_from="yours that it was not trained on")
 
     def opened(self) -> dict[str, Any]:
         """The opened teacher, as the runs of a search share it."""
