@@ -1,15 +1,20 @@
-"""Layer-loss curves of a model at several scales, with and without an instruction (L³Prune, figure 1).
+"""Layer-loss curves of a model at several scales, by what stands before a text (L³Prune, figure 1).
 
-    python benchmarks/curves.py MODEL --data FOLDER [--scales 20,50] [--instruction TEXT] [--tuples 1280]
-        [--max-length 512] [--seeds 0,1,2]
+    python benchmarks/curves.py MODEL --data FOLDER [--scales 20,50] [--instruction TEXT] [--chat]
+        [--tuples 1280] [--max-length 512] [--seeds 0,1,2]
 
-Prints one line of JSON per curve: the losses, and the layers that *small* and *large* would keep.
+Prints one line of JSON per curve: the losses, and the layers that *small* and *large* would keep. `before` is
+"nothing", "instruction" (before queries) or "chat" (the instruction in the model's chat template); neither is
+pooled. "messages" is sentence-transformers' own rendering of every text as a message, which is pooled.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 
 from trundle import load, read_corpus
 from trundle.methods.contrast import ContrastOptions
@@ -25,18 +30,22 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--scales", default="20,50")
     parser.add_argument("--instruction", help="also measure with this prompt of queries, left out of pooling")
+    parser.add_argument("--chat", action="store_true", help="also measure with the chat template")
     parser.add_argument("--tuples", type=int, default=1280)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--seeds", default="0")
     options = parser.parse_args()
     model = load(options.model)
-    ways = {"none": model}
+    ways = {"nothing": model}
+    told = ContrastOptions(query_prompt=f"{options.instruction}\n", pool_prompts=False)
     if options.instruction:
-        told = ContrastOptions(query_prompt=options.instruction + "\n", pool_prompts=False)
-        ways["queries"] = prepared(model, told)
+        ways["instruction"] = prepared(model, told)
+    if options.chat:
+        ways["chat"] = prepared(model, told.model_copy(update={"chat": True}))
+        ways["messages"] = SentenceTransformer(modules=[Transformer(options.model), model[1]])
     for seed in map(int, options.seeds.split(",")):
         corpus = read_corpus([options.data], seed=seed)
-        for instruction, way in ways.items():
+        for before, way in ways.items():
             for scale in map(float, options.scales.split(",")):
                 curve = measure_curve(
                     way,
@@ -46,7 +55,7 @@ def main() -> None:
                     max_length=options.max_length,
                     seed=seed,
                 )
-                row = {"seed": seed, "scale": scale, "instruction": instruction, **curve.as_json()}
+                row = {"seed": seed, "scale": scale, "before": before, **curve.as_json()}
                 print(json.dumps(row), flush=True)
 
 

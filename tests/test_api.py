@@ -120,6 +120,10 @@ def test_a_model_is_evaluated_exported_and_checked_on_an_index(bert: Path, tmp_p
     assert 0 < found.fidelity[0].agreement_asymmetric < 1
     encoder = trundle.export_model(whole, output=tmp_path / "graph")
     np.testing.assert_allclose(encoder.encode("a text"), whole.encode("a text"), atol=1e-4)
+    with pytest.raises(BadInput, match=r"or pass replace=True to replace it$"):
+        trundle.export_model(whole, output=encoder.folder)
+    with pytest.raises(BadInput, match=r"pass them with texts$"):
+        trundle.export_model(whole, output=tmp_path / "int8", precision="int8")
     index = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": TEXTS, "vector": list(whole.encode(TEXTS))}), index)
     for model in (whole, encoder.folder):

@@ -53,10 +53,10 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
     elif what == "curves":
         for line in Path(place).read_text().splitlines():
             curve = json.loads(line)
-            row = model | {"scale": curve["scale"], "instruction": bool(curve["instruction"])}
-            row |= {"seed": curve["seed"], "small": curve["small"], "large": curve["large"]}
+            row = model | {"scale": curve["scale"], "before": curve["before"]}
+            row |= {key: curve[key] for key in ("seed", "tuples", "small", "large")}
             row |= {turn["turn"]: [turn["layer"], turn["loss"]] for turn in turns(curve["losses"])}
-            merge(figures["scaled_curves"], [row], ("model", "scale", "instruction", "seed"))
+            merge(figures["scaled_curves"], [row], ("model", "scale", "before", "seed"))
     elif what == "curve":
         losses = json.loads(Path(place).read_text())["curve"]["losses"]
         merge(figures["curves"], [model | row for row in turns(losses)], ("model", "turn"))
@@ -178,7 +178,7 @@ def claims(figures: Figures) -> list[Claim]:
 
 def _shape(figures: Figures) -> Claim | None:
     """The claim on the curve at the authors' scale with instructions; None if it was not measured."""
-    found = [row for row in figures["scaled_curves"] if row["instruction"] and row["scale"] == SCALE]
+    found = [row for row in figures["scaled_curves"] if row["before"] == "chat" and row["scale"] == SCALE]
     if not found:
         return None
     drawn = ("low", "high", "late", "end")
@@ -201,7 +201,7 @@ def _shape(figures: Figures) -> Claim | None:
         says="before training, the loss falls, rises and falls again along the layers",
         paper="lowest at layers 5 – 10, again at 22 – 25 (figure 1)",
         here="; ".join(shown),
-        scale="the same model; 1,280 tuples, scale 50 with instructions",
+        scale=f"{found[0]['tuples']:,} tuples, scale 50, an instruction in the chat template",
         gaps=gaps,
         command="D",
     )

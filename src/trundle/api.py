@@ -6,13 +6,15 @@ the same purpose calls. Functions that make a model need the extra `compress`.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
 from sentence_transformers import SentenceTransformer
 from transformers.utils.logging import disable_progress_bar
@@ -22,7 +24,7 @@ from trundle.data.corpus import Corpus, corpus_of, read_corpus, unseen_texts
 from trundle.data.sampling import sample
 from trundle.data.texts import Text
 from trundle.embedder import Embedder
-from trundle.errors import BadInput
+from trundle.errors import BadInput, UserError
 from trundle.evaluate.comparison import Comparison, compare
 from trundle.evaluate.fidelity import MEASURED_TEXTS, Fidelity
 from trundle.evaluate.index_check import IndexCheck
@@ -55,6 +57,30 @@ _TEACHER = "teacher"
 _TAUGHT = {"text_column": "texts", "vector_column": "vectors", "teacher_model": "model"}
 _TAUGHT |= {"teacher_calls": "calls", "table": "table", "rows": "rows", "queries": "queries"}
 """Options of the index and the teacher, and what the search calls them."""
+_OPTION, _COMMAND = re.compile(r"--([a-z][a-z-]+)"), re.compile(r"\btrundle [a-z]")
+_ARGUMENTS = {"data": "texts", "force": "replace=True"}
+"""What commands call otherwise than these functions."""
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _python_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes errors name arguments instead of a command's options; a command to run stays as it is."""
+
+    @wraps(function)
+    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return function(*given, **named)
+        except UserError as error:
+            if not _COMMAND.search(message := str(error)):
+                error.args = (_OPTION.sub(lambda one: _argument(one[1]), message),)
+            raise
+
+    return call
+
+
+def _argument(option: str) -> str:
+    return _ARGUMENTS.get(option, option.replace("-", "_"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +150,7 @@ class _SearchSettings(TypedDict, total=False):
     teacher_calls: int
 
 
+@_python_names
 def compress(
     model: Model = "",
     recipe: str | Recipe | None = None,
@@ -198,6 +225,7 @@ def compress(
     return replace(_result(outcome.run, corpus, seed), outcome=outcome)
 
 
+@_python_names
 def distill(
     student: Model,
     teacher: Model,
@@ -242,6 +270,7 @@ def distill(
     return _result(run_recipe(request, single(METHODS["align"], options)), request.corpus, seed)
 
 
+@_python_names
 def prune_layers(
     model: Model,
     keep: int | None = None,
@@ -268,6 +297,7 @@ def prune_layers(
     return _apply("depth", model, texts, progress, options | ({} if keep is None else {"keep": keep}))
 
 
+@_python_names
 def prune_vocabulary(
     model: Model,
     keep: int | None = None,
@@ -294,6 +324,7 @@ def prune_vocabulary(
     return _apply("vocabulary", model, texts, progress, options | ({} if keep is None else {"keep": keep}))
 
 
+@_python_names
 def prune_weights(
     model: Model,
     sparsity: str | float,
@@ -320,6 +351,7 @@ def prune_weights(
     return _apply("weights", model, texts, progress, options | {"sparsity": sparsity})
 
 
+@_python_names
 def narrow(
     model: Model,
     width: str | float,
@@ -346,6 +378,7 @@ def narrow(
     return _apply("width", model, texts, progress, options | {"extract": width})
 
 
+@_python_names
 def evaluate_model(
     model: Model,
     teacher: Model | None = None,
@@ -380,6 +413,7 @@ def evaluate_model(
     )
 
 
+@_python_names
 def export_model(
     model: Model,
     *,
@@ -387,7 +421,7 @@ def export_model(
     to: Literal["onnx", "openvino"] = "onnx",
     precision: Precision = "float32",
     texts: Texts | None = None,
-    force: bool = False,
+    replace: bool = False,
     progress: bool | Progress | None = None,
 ) -> Encoder:
     """Writes the model as one graph that runs without torch.
@@ -398,7 +432,7 @@ def export_model(
         to: The runtime that the graph is for.
         precision: `float32`, `float16`, `int8`, `int4`, `int4+int8` or `int8+int4_tokens`.
         texts: Texts to fit and measure int8 and int4 with.
-        force: Whether to replace an existing graph or folder.
+        replace: Whether to replace an existing graph or folder.
         progress: Whether to show progress; by default only in a terminal or notebook.
 
     Returns:
@@ -418,12 +452,13 @@ def export_model(
         precision=precision,
         output=output,
         options=ExportOptions(calibrate=calibrate),
-        force=force,
+        force=replace,
         progress=shown,
     )
     return Encoder(exported.folder.parent if exported.documents is not None else exported.folder)
 
 
+@_python_names
 def check_index(
     model: Model,
     index: str,

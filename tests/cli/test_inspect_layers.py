@@ -37,6 +37,7 @@ def test_the_curve_on_the_screen_and_in_a_file(
     page = tmp_path / "curve.html"
     code, out, err = run("inspect", model, "--layers", "--data", tuples, "-o", str(page), "-q")
     assert code == 0, err
+    assert f"Written to {page}" in out
     code, machine, _ = run("inspect", model, "--layers", "--data", tuples, "--json")
     curve = json.loads(machine)["curve"]
     assert len(curve["losses"]) == pico.LAYERS

@@ -19,8 +19,10 @@ from trundle.data.corpus import Corpus, read_corpus
 from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
-from trundle.methods.contrast.contrast import _frozen_copy
+from trundle.methods.contrast import ContrastOptions
+from trundle.methods.contrast.contrast import _frozen_copy, file_prompts, prepared
 from trundle.model.heads import _attends_both_ways
+from trundle.model.load import load
 from trundle.model.save import save
 from trundle.model.surgery import transformer_of
 from trundle.recipe import make_options, parse_recipe
@@ -128,6 +130,27 @@ def test_a_prompt_that_takes_the_first_word_out_of_pooling_is_rejected(
 ):
     with pytest.raises(BadInput, match="merges with the first word"):
         run(pico_model("qwen2"), corpus, tmp_path, query_prompt="question: ", pool_prompts=False)
+
+
+def test_a_chat_is_the_whole_template_of_which_only_the_text_is_pooled(tmp_path: Path):
+    folder = Path(pico.save_backbone("llama", str(tmp_path)))
+    template = "{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] }}[end of it]\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    model, text, prompt = load(folder, device="cpu"), "quick brown foxes", "find an answer:\n"
+    options = ContrastOptions(chat=True, pooling="mean", pool_prompts=False, query_prompt=prompt)
+    options = options.model_copy(update={"prompts": {"layers": "same:\n"}})
+    whole = model.tokenizer.apply_chat_template([{"role": "user", "content": prompt + text}], tokenize=False)
+    tokens = model.tokenizer(whole, return_tensors="pt", return_offsets_mapping=True)
+    places = tokens.pop("offset_mapping")[0]
+    with torch.no_grad():
+        states = transformer_of(model).model(**tokens).last_hidden_state[0]
+    begin = whole.index(text)
+    of_text = (places[:, 0] >= begin) & (places[:, 1] <= begin + len(text)) & (places[:, 1] > 0)
+    found = prepared(prepared(model, options), options)  # the start is put there once
+    np.testing.assert_allclose(found.encode_query(text), states[of_text].mean(dim=0).numpy(), atol=1e-5)
+    assert found.prompts["document"] == "[user]\n"
+    np.testing.assert_array_equal(found.encode(text), found.encode_document(text))
+    assert file_prompts(model, options) == {"layers": "[user]\nsame:\n"}
 
 
 def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):

@@ -502,6 +502,7 @@ def test_mapped_models_can_be_cut_and_aligned_but_not_mapped_twice(pico_model: M
         ({"parameters": "150%"}, "over 0 and at most 1"),
         ({"keep": 10}, "keep at least 76, which is 87.8% of the parameters"),
         ({"parameters": "50%"}, "keep at least 76"),
+        ({"keep": 9999}, "it can't keep 9,999; keep fewer"),
         ({"keep": 40, "oov": "cluster"}, "keep at least 5"),
     ],
 )

@@ -71,6 +71,19 @@ def test_a_vector_does_not_depend_on_the_batch(family: str, tmp_path: Path) -> N
     np.testing.assert_allclose(among, alone, atol=1e-5)
 
 
+def test_a_chat_template_is_no_part_of_a_new_embedder(tmp_path: Path) -> None:
+    """The library would encode every text as a message to an assistant, in the same words around each."""
+    folder = pico.save_backbone("llama", str(tmp_path / "backbone"))
+    wanted = load(folder, device="cpu").encode(pico.TEXTS)
+    template = "{% for m in messages %}{{ m['role'] }} says {{ m['content'] }}{% endfor %}"
+    (Path(folder) / "chat_template.jinja").write_text(template)
+    model = load(folder, device="cpu")
+    np.testing.assert_array_equal(model.encode(pico.TEXTS), wanted)
+    model.save_pretrained(str(tmp_path / "saved"))
+    for again in (SentenceTransformer(str(tmp_path / "saved"), device="cpu"), load(tmp_path / "saved")):
+        np.testing.assert_allclose(again.encode(pico.TEXTS), wanted, atol=1e-6)
+
+
 def test_last_token_pooling_on_request(tmp_path: Path) -> None:
     model = load(pico.save_backbone("qwen2", str(tmp_path)), pooling="lasttoken", device="cpu")
     tokens = model.tokenizer(pico.TEXTS[0], return_tensors="pt")

@@ -218,7 +218,7 @@ def test_bad_texts_and_options(
 def test_one_text_is_no_list_and_a_list_no_text(encoder: Encoder) -> None:
     with pytest.raises(BadInput, match=r"pass \[text\]"):
         encoder.embed_documents("abc")
-    with pytest.raises(BadInput, match="has the type list"):
+    with pytest.raises(BadInput, match="call it once for each query"):
         encoder.embed_query(["a", "b"])  # type: ignore[arg-type]
 
 

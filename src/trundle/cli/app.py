@@ -227,6 +227,7 @@ def _usage(message: str, error: Any) -> str:
     """Returns typer's message about a wrong command line as one sentence that names the command's help."""
     command = error.ctx.command_path if error.ctx else "trundle"
     words = " ".join(message.replace("Value error, ", "").split()).rstrip(".?")
+    words = words.replace("a valid float", "a number").replace("a valid integer", "a whole number")
     fix = "pass texts with --data and " if "extra argument" in words else ""
     return f"{words[:1].lower()}{words[1:]}; {fix}see {command} --help"
 

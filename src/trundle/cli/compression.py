@@ -274,7 +274,7 @@ def _show_outcome(outcome: Outcome) -> None:
     console._show(tables._time_spent(outcome))
     _show_run(outcome.run)
     if outcome.milliseconds is not None:
-        files = "onnx/, encoder.json and tokenizer.json are all it needs"
+        files = "it needs onnx/, encoder.json and tokenizer.json; the weights beside them are for torch"
         console._show(f"Without torch: trundle.Encoder({str(outcome.run.output)!r}).encode([...]); {files}")
     console._show(f"Report: {outcome.run.output}/{_REPORT}")
     if outcome.check is not None:

@@ -313,6 +313,8 @@ def inspect(
         console._show_table(_layer_rows(loaded, curve), texts=(0, 1), gap=True)
         for note in _layer_notes(curve):
             console._show(note)
+        if output is not None:
+            console._show(f"Written to {output}")
 
 
 def _check_writable(output: Path | None) -> None:

@@ -59,11 +59,15 @@ def sample(items: Iterable[_T], n: int, seed: int) -> list[_T]:
     if n < 0:
         raise BadInput(f"a sample of {n} is not possible; request 0 or more")
     if isinstance(items, range):  # the same numbers, drawn at once
+        if not 0 < n < len(items):
+            return [*items[:n]]
         *key, place = Random(seed).getstate()[1]
         twister = np.random.MT19937()
         twister.state = {"bit_generator": "MT19937", "state": {"key": np.array(key, "u4"), "pos": place}}
-        order = np.argsort(np.random.Generator(twister).random(len(items)), kind="stable")
-        return [items[place] for place in np.sort(order[:n]).tolist()]
+        draws = np.random.Generator(twister).random(len(items))
+        limit = np.partition(draws, n - 1)[n - 1]
+        chosen = np.concatenate([np.flatnonzero(draws < limit), np.flatnonzero(draws == limit)])[:n]
+        return [items[place] for place in np.sort(chosen).tolist()]
     draw = Random(seed).random
     drawn = nsmallest(n, ((draw(), index, item) for index, item in enumerate(items)))
     return [item for _, _, item in sorted(drawn, key=itemgetter(1))]

@@ -101,7 +101,7 @@ def export_model(
     if row.x86_only and not is_x86(platform.machine()):
         raise BadInput(f"{row.name} graphs fail on this kind of processor; use --to onnx, or export on x86")
     if row.is_quantised and not options.calibrate:
-        raise BadInput(f"{precision} is measured on texts like yours; pass them with --data texts.txt")
+        raise BadInput(f"{precision} is measured on texts like yours; pass them with --data")
     if output is None:
         if not home.is_dir():
             raise BadInput(f"{source!r} is not a folder; choose one for the graph with -o FOLDER")

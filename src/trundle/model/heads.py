@@ -127,6 +127,7 @@ def reinitialised(model: SentenceTransformer, *, seed: int) -> SentenceTransform
     return with_modules(model, [twin, *list(model)[1:]])
 
 
+_MARK = "marked place"
 _PoolingMode = Literal["mean", "weightedmean", "last", "cls", "max"]
 
 
@@ -222,6 +223,25 @@ def prompts_by_role(model: SentenceTransformer) -> dict[Role, str]:
     names = ("document", "passage", "corpus")
     document = next((prompts[name] for name in names if name in prompts), default)
     return {"text": default, "query": prompts.get("query", default) or "", "document": document or ""}
+
+
+def chat_start(model: SentenceTransformer) -> str:
+    """Return what the chat template puts before a user's text, without a token that the tokenizer adds.
+
+    It is empty without a template. What the template puts after a text can't change the states of the text's
+    own tokens in a causal model.
+    """
+    tokenizer = model.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    if "message" in transformer_of(model).modality_config:
+        raise BadInput("the model puts its chat template around every text already; leave chat out")
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+    start, mark, _ = str(rendered).partition(_MARK)
+    if not mark:
+        raise BadModel("the model's chat template changes the text itself; leave chat out")
+    adds_first = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return start.removeprefix(tokenizer.bos_token) if adds_first else start
 
 
 def _pools_prompts(model: SentenceTransformer) -> bool:

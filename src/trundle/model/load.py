@@ -149,6 +149,9 @@ def _with_pooling(
         processor_kwargs=dict(settings),
         config_kwargs=dict(settings),
     )
+    # With a chat template the library encodes every text as a message, and pools what the template adds.
+    transformer.modality_config.pop("message", None)
+    transformer.input_formatter.supported_modalities = list(transformer.modality_config)
     tokenizer = transformer.tokenizer
     if tokenizer is None:
         raise BadModel(f"{folder} has no tokenizer; add its tokenizer.json")

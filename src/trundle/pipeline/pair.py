@@ -160,7 +160,7 @@ def _sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         if key in before and key in after:
             old, new, ratio = before[key] / 1e6, after[key] / 1e6, before[key] / max(after[key], 1)
             lines.append(f"| {label} | {old:,.1f}{unit} | {new:,.1f}{unit} | {ratio:.2f}× |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+    return "\n".join(lines) if len(lines) > 2 and before != after else ""
 
 
 def _steps(lineage: Lineage) -> str:

@@ -115,6 +115,8 @@ class Encoder:
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query, as LangChain and other frameworks call it."""
+        if not isinstance(text, str):
+            raise BadInput(f"a query is one str, not a {type(text).__name__}; call it once for each query")
         check_texts([text])
         vector: list[float] = self.encode_query(text).tolist()
         return vector

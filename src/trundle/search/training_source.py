@@ -213,7 +213,7 @@ def _prepare(
         corpus = with_pieces(corpus, pieces, f"pieces of {training.name}") if pieces else corpus
         labelled = [*queries, *pieces]
         _announce(str(training.maker), len(labelled) + _COMPARED, labelled, request, tokenizer)
-        if not request.dry_run:
+        if not request.dry_run or training.owner is not None:  # nothing is sent in a dry run
             _check_maker(maker, rows, training.name, request.seed)
     embedder = replace(
         stored_embedder(rows, training.name, maker=maker), similarity=teacher.similarity or "cosine"

@@ -158,7 +158,8 @@ class _Poster:
                 advice = f"set the environment variable {self.key_variable} to {state}"
             return BadInput(f"{self.url} denies access ({status}); {advice}")
         if status == 404:
-            return BadModel(f"{self.url} has no such model or address ({quoted}); check both names")
+            address = "" if "/v1/" in self.url else "; most addresses end in /v1"
+            return BadModel(f"{self.url} has no such model or address ({quoted}); check both names{address}")
         if 300 <= status < 400:
             return BadInput(f"{self.url} redirects to another address ({status}); pass the final one")
         return BadInput(f"{self.url} rejects the request ({quoted}); fix what it names")

@@ -164,7 +164,6 @@ def train(
     else:
         trainer = _GraphTrainer(model, task.losses, task.batches, accumulate=settings.accumulate, **options)
     run = _TrainingRun(
-        started=clock(),
         deadline=deadline,
         trainer=trainer,
         task=task,
@@ -197,7 +196,6 @@ def train(
 class _TrainingRun(Generic[_B]):
     """One call of `train`: its inputs and its progress."""
 
-    started: float
     deadline: float
     trainer: _Trainer[_B]
     task: TrainingTask[_B]
@@ -236,7 +234,7 @@ class _TrainingRun(Generic[_B]):
 
     def go(self) -> _TrainResult:
         state, settings, name = self.state, self.settings, self.task.name
-        self.started -= state.seconds
+        self.started = self.clock() - state.seconds  # capturing is no training
         self.first, self.written = state.step, self._elapsed()
         self.saved = self.written
         by_clock = settings.steps is None

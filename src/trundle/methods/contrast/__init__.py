@@ -73,6 +73,9 @@ class ContrastOptions(Options):
     attention: Literal["keep", "bidirectional"] = Field(
         "keep", description="Attention of a decoder: as it is, or over the whole text."
     )
+    chat: bool = Field(
+        False, description="Begin prompts with the start of the tokenizer's chat template, if it has one."
+    )
     query_prompt: str | None = Field(
         None, description="Prompt of queries, saved in the model. Default: its own."
     )

@@ -20,13 +20,15 @@ from trundle.data.sampling import distinct, fingerprint, sample
 from trundle.embedder import LONGEST
 from trundle.errors import BadInput
 from trundle.methods import training
-from trundle.methods.contract import Applied, Context
+from trundle.methods.contract import Applied, Context, Given
 from trundle.methods.contrast import _FULL_RATE, _LORA_RATE, ContrastOptions, _ContrastPlan, _steps
 from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.model.cost import Cost, cost
 from trundle.model.heads import (
+    chat_start,
     check_first_words_are_pooled,
     copy_of,
+    prompts_by_role,
     with_bidirectional_attention,
     with_pooling,
 )
@@ -88,7 +90,7 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
     precision = precision_for(options.precision)
     student = _frozen_copy(whole, precision) if adapts else copy_of(whole).float()
     examples, validation = examples_for(options, context)
-    prompts = training.prompts_by_file(student, options.prompts, [*examples, *validation])
+    prompts = training.prompts_by_file(student, file_prompts(model, options), [*examples, *validation])
     original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted, keep_zeros = None, options.keep_zeros
     if adapts:
@@ -147,8 +149,26 @@ def prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTr
     found = with_modules(model, list(model))
     given = {"query": options.query_prompt, "document": options.document_prompt}
     found.prompts = {**model.prompts, **{role: text for role, text in given.items() if text is not None}}
+    if start := _chat(model, options):
+        own = prompts_by_role(found)
+        found.prompts |= {role: start + own[role].removeprefix(start) for role in ("query", "document")}
+        found.default_prompt_name = found.default_prompt_name or "document"
     check_first_words_are_pooled(found)
     return found
+
+
+def file_prompts(model: SentenceTransformer, options: ContrastOptions) -> dict[str, Given]:
+    """Returns the prompts given for data files, as they are put before texts."""
+    start = _chat(model, options)
+
+    def whole(given: Given) -> Given:
+        return start + given if isinstance(given, str) else {role: start + own for role, own in given.items()}
+
+    return {file: whole(given) for file, given in options.prompts.items()}
+
+
+def _chat(model: SentenceTransformer, options: ContrastOptions) -> str:
+    return chat_start(model) if options.chat else ""
 
 
 def _teacher(

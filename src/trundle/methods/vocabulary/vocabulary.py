@@ -83,6 +83,9 @@ def _wanted(model: SentenceTransformer, vocabulary: Vocabulary, options: _Vocabu
         return math.floor(options.fraction * vocabulary.size)
     if options.parameters is not None:
         return _tokens_left(*_weights_per_token(model), options.parameters)
+    rows = layout_of(transformer_of(model).model).sizes["vocab"]
+    if options.keep is not None and options.keep > rows:
+        raise ImpossibleCut(f"the model has {rows:,} tokens, so it can't keep {options.keep:,}; keep fewer")
     return options.keep
 
 
