@@ -53,7 +53,7 @@ from trundle.teacher.targets import HeldOutVectors
 
 ROWS = (
     *("as-is", "int8", "int4-nearest", "int4", "ort-int8", "ort-int4", "nncf-int8", "nncf-int4"),
-    *("model2vec", "minutes-5", "minutes-15"),
+    *("model2vec", "minutes-5", "minutes-15", "minutes-60"),
 )
 CALIBRATED = 2000
 FLOAT = "onnx-float32"

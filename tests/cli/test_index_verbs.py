@@ -75,8 +75,12 @@ def test_read_and_check_any_index(
     code, out, _ = run("index", "read", index, "-o", table, "--sample", "60", "--force", "--json")
     assert {"rows": 60, "left_out": 0, "metric": "cosine"}.items() <= json.loads(out).items()
     assert "is an input of this command" in run("index", "read", table, "-o", table, "--force")[2]
-    code, out, err = run("index", "check", model, "--against", table)
+    code, out, err = run("index", "check", model, "--against", table, "--fail-under", "100")
     assert (code, "agreement@10 100.0%" in out) == (0, True), err
+    cut = str(tmp_path / "cut")
+    assert run("depth", str(pico_folders("bert", 2)), "--keep", "1", "--heal", "none", "-o", cut)[0] == 0
+    code, out, err = run("index", "check", cut, "--against", table, "--fail-under", "99.5")
+    assert (code, "agreement@10" in out, "under 99.5%" in err) == (1, True, True), err
 
 
 def test_a_model_that_was_trained_in_its_place(

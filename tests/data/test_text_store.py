@@ -157,7 +157,7 @@ def test_a_second_opening_reads_nothing(
     source.write_text("\n".join(f"text {n}" for n in range(3000)))
     first = read_corpus([str(source)], seed=0, progress=told)
     facts, train = first.facts(), list(first.train())
-    assert told.tasks == [("reading texts (MB)", told.units)]
+    assert told.tasks == [("reading megabytes of text", told.units)]
     monkeypatch.setattr("trundle.data.texts._lines", lambda path: pytest.fail(f"{path} is read again"))
     monkeypatch.chdir(tmp_path)
     second = read_corpus(["t.txt"], seed=0)

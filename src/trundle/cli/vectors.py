@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from trundle.cli import console
 from trundle.cli.evaluate import _open_teacher
-from trundle.errors import BadInput
+from trundle.errors import BadInput, TrundleError
 from trundle.folders import absolute_name, check_not_read
 from trundle.teacher import MANIFEST
 
@@ -166,6 +166,9 @@ def check(
     queries: Annotated[str | None, Option(help="File of your users' queries; needs --teacher.")] = None,
     sample: Annotated[int, Option(min=50, help="How many texts of the index to search in.")] = 5000,
     most_queries: Annotated[int, Option(min=1, help="Maximum number of queries to run.")] = 200,
+    fail_under: Annotated[
+        float | None, Option(min=0, max=100, help="Exit with code 1 if fewer percent agree.")
+    ] = None,
     seed: console._Seed = 0,
 ) -> None:
     """Check on your own index that the student can search it.
@@ -201,13 +204,15 @@ def check(
             progress=progress,
         )
         left_out = reader.counts.says()
-    if flags.shows_json(found.as_json()):
-        return
-    if left_out:
-        progress.say(left_out)
-    console._show(f"agreement@10 {found.agreement:.1%}, cosine {found.cosine:.3f}\n")
-    for line in found.says():
-        console._show(line)
+    if not flags.shows_json(found.as_json()):
+        if left_out:
+            progress.say(left_out)
+        console._show(f"agreement@10 {found.agreement:.1%}, cosine {found.cosine:.3f}\n")
+        for line in found.says():
+            console._show(line)
+    if fail_under is not None and 100 * found.agreement < fail_under:
+        missed = f"agreement@10 is {found.agreement:.1%}, under {fail_under:g}%"
+        raise TrundleError(f"{missed}; keep the teacher for queries, or train the student further")
 
 
 @index.command("read", cls=console._Command, epilog=_ADDRESSES)

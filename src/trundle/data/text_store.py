@@ -151,7 +151,7 @@ def _build(folder: Path, source: reading._Source, progress: Progress) -> None:
     pieces = list(_pieces(source))
     workers = min(len(pieces), usable_cores())
     total = sum(piece.megabytes for piece in pieces)
-    with (folder / _TEXTS).open("wb") as stream, progress.task("reading texts (MB)", total) as advance:
+    with (folder / _TEXTS).open("wb") as stream, progress.task("reading megabytes of text", total) as advance:
         alone = (_read_piece(piece, stream) for piece in pieces)
         together = _read_in_processes(pieces, workers, folder, stream)
         index = _joined(pieces, together if workers > 1 else alone, advance)
