@@ -1,7 +1,7 @@
 """Layer-loss curves of a model at several scales, by what stands before a text (L³Prune, figure 1).
 
-    python benchmarks/curves.py MODEL --data FOLDER [--scales 20,50] [--instruction TEXT] [--chat]
-        [--tuples 1280] [--max-length 512] [--seeds 0,1,2]
+    python benchmarks/curves.py MODEL --data FOLDER [--scales 20,50] [--before nothing,chat]
+        [--instruction TEXT] [--tuples 1280] [--max-length 512] [--seeds 0,1,2]
 
 Prints one line of JSON per curve: the losses, and the layers that *small* and *large* would keep. `before` is
 "nothing", "instruction" (before queries) or "chat" (the instruction in the model's chat template); neither is
@@ -29,20 +29,21 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--data", required=True)
     parser.add_argument("--scales", default="20,50")
-    parser.add_argument("--instruction", help="also measure with this prompt of queries, left out of pooling")
-    parser.add_argument("--chat", action="store_true", help="also measure with the chat template")
+    parser.add_argument("--before", default="nothing", help="nothing, instruction, chat and messages")
+    parser.add_argument("--instruction", default="", help="a prompt of queries, left out of pooling")
     parser.add_argument("--tuples", type=int, default=1280)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--seeds", default="0")
     options = parser.parse_args()
     model = load(options.model)
-    ways = {"nothing": model}
     told = ContrastOptions(query_prompt=f"{options.instruction}\n", pool_prompts=False)
-    if options.instruction:
-        ways["instruction"] = prepared(model, told)
-    if options.chat:
-        ways["chat"] = prepared(model, told.model_copy(update={"chat": True}))
-        ways["messages"] = SentenceTransformer(modules=[Transformer(options.model), model[1]])
+    make = {
+        "nothing": lambda: model,
+        "instruction": lambda: prepared(model, told),
+        "chat": lambda: prepared(model, told.model_copy(update={"chat": True})),
+        "messages": lambda: SentenceTransformer(modules=[Transformer(options.model), model[1]]),
+    }
+    ways = {before: make[before]() for before in options.before.split(",")}
     for seed in map(int, options.seeds.split(",")):
         corpus = read_corpus([options.data], seed=seed)
         for before, way in ways.items():

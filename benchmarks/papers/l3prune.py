@@ -29,14 +29,14 @@ NEGLIGIBLE, MODEST = 0.5, 6.0
 """Losses in points that the paper calls so (up to 0.5 at 30%; up to 5.3 at 80%)."""
 SCALE = 50
 """The authors' multiplier of cosines, in the curve and in training."""
-AT_SCALE_20 = "layers picked at scale 20 without instructions; scale 50 with them is not measured"
+AS_MESSAGES = "these layers were picked on chat messages at scale 20; what D picks is not trained yet"
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
     """Add folders of `students.py l3prune` or layer-loss curves.
 
-    `levels` is a folder with the settings of ours, `published` one with scale 50 and instructions; `curve` is
-    the JSON of `trundle inspect`, `curves` the lines of `benchmarks/curves.py`.
+    `levels` is a folder with the settings of ours, `published` one with scale 50 and instructions;
+    `curves` are the lines of `benchmarks/curves.py`.
     """
     model = {"model": options.model}
     if not options.model:
@@ -56,12 +56,9 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
             row = model | {"scale": curve["scale"], "before": curve["before"]}
             row |= {key: curve[key] for key in ("seed", "tuples", "small", "large")}
             row |= {turn["turn"]: [turn["layer"], turn["loss"]] for turn in turns(curve["losses"])}
-            merge(figures["scaled_curves"], [row], ("model", "scale", "before", "seed"))
-    elif what == "curve":
-        losses = json.loads(Path(place).read_text())["curve"]["losses"]
-        merge(figures["curves"], [model | row for row in turns(losses)], ("model", "turn"))
+            merge(figures["curves"], [row], ("model", "scale", "before", "seed"))
     else:
-        raise SystemExit(f"l3prune takes levels, published, curve and curves, not {what}")
+        raise SystemExit(f"l3prune takes levels, published and curves, not {what}")
 
 
 def turns(losses: list[float]) -> list[Row]:
@@ -80,7 +77,6 @@ class Levels:
     def __init__(self, figures: Figures, model: str, settings: str = "levels") -> None:
         self.rows = pick(figures[settings], model=model)
         self.short = model.removesuffix("-Instruct")
-        self.curve = {row["turn"]: row for row in pick(figures["curves"], model=model)}
 
     def score(self, level: str, *kinds: str) -> Figure:
         """Return the mean over seeds of a kind of set, or of all twelve sets: both kinds have six."""
@@ -102,15 +98,6 @@ class Levels:
         share = 100 * (small["parameters"] / whole["parameters"] - 1)
         says = f"{small['layers']} of {whole['layers']} layers, {share:.0f}% parameters: {change:+.1f}"
         return f"{self.short}: {signed(says)}"
-
-    def shape(self) -> str:
-        """Show the turns of the layer-loss curve."""
-        low, high, late, end = (self.curve[turn] for turn in ("low", "high", "late", "end"))
-        return (
-            f"{self.short}: {low['loss']:.2f} at layer {low['layer']}, {high['loss']:.2f} at "
-            f"{high['layer']}, {late['loss']:.2f} at {late['layer']} of {end['layer']}, "
-            f"{end['loss']:.2f} at the end"
-        )
 
     def cells(self, level: str) -> list[str]:
         """Return layers, STS and retrieval of a level."""
@@ -138,7 +125,7 @@ def claims(figures: Figures) -> list[Claim]:
     def picked(says: str, paper: str, level: str, most: float) -> Claim:
         """The layers that the curve picks at the authors' scale, with instructions, if that was measured."""
         if not as_published.has("0", level):
-            return cut(says, paper, level, most, AT_SCALE_20)
+            return cut(says, paper, level, most, AS_MESSAGES)
         row = as_published.rows[0]
         length = f"{row['steps']:,} steps of {row['batch_size']}, {row['max_length']} tokens"
         return Claim(
@@ -152,15 +139,7 @@ def claims(figures: Figures) -> list[Claim]:
 
     ours, other = large.score("40"), small.score("0")
     return [
-        _shape(figures)
-        or Claim(
-            says="before training, the loss falls, rises and falls again along the layers",
-            paper="lowest at layers 5 – 10, again at 22 – 25 (figure 1)",
-            here="; ".join(model.shape() for model in models),
-            scale="the same models; 1,280 tuples",
-            missing="curves at the authors' scale of 50 with instructions; these are at 20 without",
-            command="C",
-        ),
+        _shape(figures),
         picked("*large* costs at most 0.5 points", "−21% parameters: −0.3", "large", NEGLIGIBLE),
         picked("*small* costs at most 6 points", "−74% parameters: −5.1", "small", MODEST),
         cut("30% of the layers cost at most 0.5 points", "Mistral-7B −0.1, Phi-3 −0.5", "30", NEGLIGIBLE),
@@ -176,11 +155,9 @@ def claims(figures: Figures) -> list[Claim]:
     ]
 
 
-def _shape(figures: Figures) -> Claim | None:
-    """The claim on the curve at the authors' scale with instructions; None if it was not measured."""
-    found = [row for row in figures["scaled_curves"] if row["before"] == "chat" and row["scale"] == SCALE]
-    if not found:
-        return None
+def _shape(figures: Figures) -> Claim:
+    """The claim on the curve at the authors' scale, with an instruction in the chat template."""
+    found = [row for row in figures["curves"] if row["before"] == "chat" and row["scale"] == SCALE]
     drawn = ("low", "high", "late", "end")
     shown = []
     for model in dict.fromkeys(row["model"] for row in found):

@@ -20,7 +20,7 @@ from trundle.errors import BadInput, BadRecipe, UserError
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
 from trundle.methods.contrast import ContrastOptions
-from trundle.methods.contrast.contrast import _frozen_copy, file_prompts, prepared
+from trundle.methods.contrast.contrast import _file_prompts, _frozen_copy, prepared
 from trundle.model.heads import _attends_both_ways
 from trundle.model.load import load
 from trundle.model.save import save
@@ -150,7 +150,7 @@ def test_a_chat_is_the_whole_template_of_which_only_the_text_is_pooled(tmp_path:
     np.testing.assert_allclose(found.encode_query(text), states[of_text].mean(dim=0).numpy(), atol=1e-5)
     assert found.prompts["document"] == "[user]\n"
     np.testing.assert_array_equal(found.encode(text), found.encode_document(text))
-    assert file_prompts(model, options) == {"layers": "[user]\nsame:\n"}
+    assert _file_prompts(model, options) == {"layers": "[user]\nsame:\n"}
 
 
 def test_prompts_change_what_is_learned_by_file(pico_model: PicoModel, corpus: Corpus, tmp_path: Path):

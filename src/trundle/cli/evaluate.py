@@ -360,5 +360,5 @@ def _layer_notes(curve: LayerCurve) -> list[str]:
     if curve.small is None:
         notes.append("A model of one layer has nothing to cut; depth --keep 0 makes it static.")
     else:
-        notes.append("Cut with: trundle depth MODEL --pick small --data TUPLES -o FOLDER; then train it.")
+        notes.append("Cut with: trundle depth MODEL --pick large --data TUPLES -o FOLDER; then train it.")
     return notes

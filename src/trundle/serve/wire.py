@@ -68,19 +68,18 @@ class EmbeddingsAnswer(BaseModel):
     usage: Usage
 
 
-class ErrorBody(BaseModel):
-    """The error in one sentence."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
 class ErrorAnswer(BaseModel):
     """OpenAI's form of an error."""
 
-    error: ErrorBody
+    class Details(BaseModel):
+        """The error in one sentence."""
+
+        message: str
+        type: str
+        param: str | None
+        code: str | None
+
+    error: Details
 
 
 class _RequestError(Exception):

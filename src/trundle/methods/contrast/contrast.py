@@ -90,7 +90,7 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
     precision = precision_for(options.precision)
     student = _frozen_copy(whole, precision) if adapts else copy_of(whole).float()
     examples, validation = examples_for(options, context)
-    prompts = training.prompts_by_file(student, file_prompts(model, options), [*examples, *validation])
+    prompts = training.prompts_by_file(student, _file_prompts(model, options), [*examples, *validation])
     original_length, student.max_seq_length = student.max_seq_length, plan.max_length
     adapted, keep_zeros = None, options.keep_zeros
     if adapts:
@@ -157,7 +157,7 @@ def prepared(model: SentenceTransformer, options: ContrastOptions) -> SentenceTr
     return found
 
 
-def file_prompts(model: SentenceTransformer, options: ContrastOptions) -> dict[str, Given]:
+def _file_prompts(model: SentenceTransformer, options: ContrastOptions) -> dict[str, Given]:
     """Returns the prompts given for data files, as they are put before texts."""
     start = _chat(model, options)
 

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from trundle.errors import BadInput, ImpossibleCut
 from trundle.methods.contract import Applied, Context
 from trundle.methods.contrast import ContrastOptions
-from trundle.methods.contrast.contrast import file_prompts, prepared
+from trundle.methods.contrast.contrast import _file_prompts, prepared
 from trundle.methods.depth import _DepthOptions, _DepthPlan, _layers_left
 from trundle.methods.depth.curve import measure_curve
 from trundle.methods.training import healed, plan_healing
@@ -80,7 +80,7 @@ def _picked(
         model if training is None else prepared(model, training),
         context.corpus.examples(),
         scale=scale,
-        prompts=None if training is None else file_prompts(model, training),
+        prompts=None if training is None else _file_prompts(model, training),
         max_length=None if training is None else training.max_length,
         seed=context.seed,
         progress=context.progress,
