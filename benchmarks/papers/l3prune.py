@@ -29,7 +29,7 @@ NEGLIGIBLE, MODEST = 0.5, 6.0
 """Losses in points that the paper calls so (up to 0.5 at 30%; up to 5.3 at 80%)."""
 SCALE = 50
 """The authors' multiplier of cosines, in the curve and in training."""
-AS_MESSAGES = "these layers were picked on chat messages at scale 20; what D picks is not trained yet"
+AS_MESSAGES = "these layers were picked on chat messages at scale 20; what C picks is not trained yet"
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
@@ -134,7 +134,7 @@ def claims(figures: Figures) -> list[Claim]:
             here=as_published.against(level),
             scale=f"SmolLM2 135M; {length}, scale 50 with instructions",
             gaps=[as_published.lost(level, most)],
-            command="D",
+            command="C",
         )
 
     ours, other = large.score("40"), small.score("0")
@@ -180,7 +180,7 @@ def _shape(figures: Figures) -> Claim:
         here="; ".join(shown),
         scale=f"{found[0]['tuples']:,} tuples, scale 50, an instruction in the chat template",
         gaps=gaps,
-        command="D",
+        command="C",
     )
 
 
