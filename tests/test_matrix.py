@@ -68,7 +68,7 @@ class Case:
 
 CASES = {
     "depth": Case(options={"keep": 2}, identity={"keep": pico.LAYERS}, shrinks=True),
-    "vocabulary": Case(options={"parameters": "97%"}, identity={"keep": 10**6}, shrinks=True),
+    "vocabulary": Case(options={"parameters": "97%"}, identity={"fraction": "100%"}, shrinks=True),
     "depth: spread": Case(
         options={"keep": 2, "order": "spread", "heal": "none"}, identity=None, shrinks=True
     ),
