@@ -77,7 +77,7 @@ from trundle.records import Lineage
 from trundle.runtime.description import usable_cores
 
 DOMAINS = "Banking77,SciFact,STSBenchmark,finance"
-MEASURES = {"CoLA": "matthews", "STSBenchmark": "pearson"}
+MEASURES = {"CoLA": "matthews"}
 """What a task is scored by, if it is not accuracy."""
 PLACES = (
     "classification/SST2",
@@ -87,7 +87,7 @@ PLACES = (
     "pairs/QNLI",
     "pairs/Quora",
 )
-FILES = {place.split("/")[1]: f"{place}.parquet" for place in (*PLACES, "sts/STSBenchmark")}
+FILES = {place.split("/")[1]: f"{place}.parquet" for place in PLACES}
 VOCABULARIES = {
     "random": {"score": "random", "oov": "unk"},
     "frequency": {"score": "frequency", "oov": "unk"},
@@ -112,8 +112,7 @@ def splits(data: Path, task: str) -> dict[str, list[LabelledRow]]:
     found: dict[str, list[LabelledRow]] = {}
     for row in pq.read_table(data / FILES[task]).to_pylist():
         texts = tuple(row[column] for column in ("text", "sentence1", "sentence2") if column in row)
-        label = row["score" if task == "STSBenchmark" else "label"]
-        found.setdefault(row["split"], []).append(LabelledRow(texts=texts, label=label))
+        found.setdefault(row["split"], []).append(LabelledRow(texts=texts, label=row["label"]))
     return found
 
 
