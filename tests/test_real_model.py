@@ -19,8 +19,8 @@ from trundle.model.load import load
 from trundle.model.save import weight_bytes
 from trundle.recipe import parse_recipe
 
-BARE = "steps: [depth: {keep: 3, heal: none}]"
-RECIPE = "steps: [depth: {keep: 3}, align: {steps: 0}]"
+BARE = "steps: [depth: {keep: 5, heal: none}]"
+RECIPE = "steps: [depth: {keep: 5}, align: {steps: 0}]"
 PAIRS = 50
 """Few, and short ones: one thread reads a dozen complete documents a second."""
 PACKAGES = 40

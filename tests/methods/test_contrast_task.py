@@ -152,7 +152,7 @@ def test_caching_changes_no_gradient_in_half_precision(pico_model: PicoModel, lo
         torch.testing.assert_close(cached[1][name], slope, rtol=0.02, atol=0.02 * float(slope.abs().max()))
 
 
-@pytest.mark.parametrize("family", pico.CONFIGS)
+@pytest.mark.parametrize("family", pico.LAYOUTS)
 def test_recomputed_blocks_keep_little_and_change_no_gradient(pico_model: PicoModel, family: str):
     model, examples = copy.deepcopy(pico_model(family, 2)), some_examples(12, 1)
     task = contrast(model, examples)

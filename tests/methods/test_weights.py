@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,11 @@ from compressing import compress
 from recorded_progress import RecordedProgress
 from trundle.data.corpus import read_corpus
 from trundle.errors import BadInput, ImpossibleCut, UserError
+from trundle.evaluate import fidelity
 from trundle.methods import METHODS
 from trundle.methods.contract import Applied, Context
+from trundle.methods.weights import pruning
+from trundle.model.encode import embedder
 from trundle.model.layout import layout_of
 from trundle.model.matrices import prunable, weight_of
 from trundle.model.surgery import Cut, cut, transformer_of
@@ -224,6 +229,19 @@ def test_one_tuple_is_too_few(
     one = write(tmp_path / "one.jsonl", iter([{"query": "a question", "positive": "an answer"}]))
     with pytest.raises(BadInput, match="the domain source has 1 tuple"):
         prune(pico_model("bert"), sparsity="50%", domain=one, general=files["general"])
+
+
+def test_slow_models_are_searched_with_fewer_queries(
+    pico_model: Callable[[str], SentenceTransformer], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = pico_model("bert")
+    evaluator = prune(model, sparsity="50%", method="magnitude", **files).evaluator
+    assert evaluator is not None
+    monkeypatch.setattr(pruning, "_FIRST_QUERIES", 5)
+    ticks = itertools.count(0, 14)
+    monkeypatch.setattr(fidelity, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    first, later = (evaluator(embedder(model, name=name)) for name in ("first", "later"))
+    assert list(first) == list(later) == ["domain ndcg@10, 10 queries", "general ndcg@10, 10 queries"]
 
 
 def test_a_family_without_mlps_is_rejected(pico_model: Callable[[str], SentenceTransformer]) -> None:

@@ -35,8 +35,8 @@ def wide(family: str, folder: Path) -> pico.SentenceTransformer:
     return pico.model(family, str(folder), **WIDER.get(family, WIDE))
 
 
-@pytest.mark.parametrize("family", pico.CONFIGS)
-def test_every_family_loses_less_than_by_rounding_to_nearest(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", pico.LAYOUTS)
+def test_every_layout_loses_less_than_by_rounding_to_nearest(family: str, tmp_path: Path) -> None:
     model = wide(family, tmp_path)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     fitted = round_to_int4(model, TEXTS)

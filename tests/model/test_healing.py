@@ -75,7 +75,7 @@ def test_a_cut_comes_closer_to_the_whole_model(family: str, what: str, pico_mode
     )
 
 
-@pytest.mark.parametrize("family", pico.CONFIGS)
+@pytest.mark.parametrize("family", pico.LAYOUTS)
 def test_an_uncut_model_stays_as_it_is(family: str, pico_model: Pico) -> None:
     model = pico_model(family, 2)
     found = heal(model, cut(model, Cut()), Cut(), TEXTS)

@@ -64,7 +64,7 @@ def test_the_nested_forward_is_the_extracted_model(
 
 
 @pytest.mark.parametrize("how", [SELECTIONS[2], SCATTERED], ids=lambda how: how.select)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", pico.LAYOUTS)
 def test_gradients_reach_their_part_of_the_wide_weights_and_nothing_else(
     family: str, how: Selection, pico_model: Callable[[str], SentenceTransformer]
 ) -> None:

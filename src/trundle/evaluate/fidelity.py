@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from trundle.evaluate.retrieval import _check_same_width, _paired_cosines, neare
 from trundle.progress import SILENT, Progress
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import HeldOutVectors
+
+_Found = TypeVar("_Found")
 
 AGREEMENT_AT = 10
 FEWEST_DOCUMENTS = 5 * AGREEMENT_AT
@@ -147,15 +149,26 @@ def measure_within(
 
     Starts with the fewest that say something, however long they take, and doubles the sample while it fits.
     """
-    began, total, held_out = time.monotonic(), len(queries) + len(documents), HeldOutVectors()
-    count = min(2 * FEWEST_DOCUMENTS, -(-FEWEST_DOCUMENTS * total // len(documents)))
-    while True:
+    total, held_out = len(queries) + len(documents), HeldOutVectors()
+
+    def measure(count: int) -> Fidelity:
         held = max(FEWEST_DOCUMENTS, -(-count * len(documents) // total))
         chosen = sample(queries, max(1, count - held), seed), sample(documents, held, seed)
-        found = measure_fidelity(student, teacher, *chosen, held_out=held_out)
-        more = min(2 * count, total)
+        return measure_fidelity(student, teacher, *chosen, held_out=held_out)
+
+    fewest = min(2 * FEWEST_DOCUMENTS, -(-FEWEST_DOCUMENTS * total // len(documents)))
+    return _doubled_while_quick(measure, fewest, total, seconds)[1]
+
+
+def _doubled_while_quick(
+    measure: Callable[[int], _Found], fewest: int, most: int, seconds: float
+) -> tuple[int, _Found]:
+    """Measure on a few samples, then on twice as many while that fits; the number, and what was found."""
+    began, count = time.monotonic(), fewest
+    while True:
+        found, more = measure(count), min(2 * count, most)
         if more <= count or (time.monotonic() - began) * more / count > seconds:
-            return found
+            return count, found
         count = more
 
 

@@ -26,7 +26,9 @@ from trundle.progress import SILENT, Progress
 from trundle.teacher import shards as store
 from trundle.teacher.shards import Manifest, is_intact
 
-_TEXTS_AT_ONCE = 512
+_FEWEST_TEXTS_AT_ONCE, _TEXTS_AT_ONCE = 32, 512
+_SECONDS_AT_ONCE = 1.0
+"""Texts are encoded in slices that grow while they take less time than this, so that progress is seen."""
 
 
 class Targets:
@@ -259,11 +261,15 @@ class HeldOutVectors:
             table = self._tables.setdefault(encode, {})
             # Longest first, as in sentence-transformers, so that slices need no more padding.
             new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
+            start, count = 0, _FEWEST_TEXTS_AT_ONCE
             with self._progress.task(label, len(new)) as advance:
-                for start in range(0, len(new), _TEXTS_AT_ONCE):
-                    part = new[start : start + _TEXTS_AT_ONCE]
+                while part := new[start : start + count]:
+                    began = time.monotonic()
                     table.update(zip(part, check_vectors(encode(part), part, name), strict=True))
                     advance(len(part))
+                    start += len(part)
+                    if time.monotonic() - began < _SECONDS_AT_ONCE:
+                        count = min(2 * count, _TEXTS_AT_ONCE)
             rows = [table[text] for text in texts]
             if len({len(row) for row in rows}) > 1:
                 raise BadModel(f"{name} gave vectors of differing widths; check its last module")
