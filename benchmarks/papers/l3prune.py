@@ -169,8 +169,13 @@ def _shape(figures: Figures) -> Claim:
             for turn in drawn
         ]
         shown.append(f"{model.removesuffix('-Instruct')}: {', '.join(parts)}")
+    counts = " and ".join(f"{count:,}" for count in dict.fromkeys(row["tuples"] for row in found))
     gaps = [
-        gap(figure(row[top][1] - row[low][1] for row in pick(found, model=model)), 0.0, f"{name}:")
+        gap(
+            figure(row[top][1] - row[low][1] for row in pick(found, model=model)),
+            0.0,
+            f"{model.removesuffix('-Instruct')}, {name}:",
+        )
         for model in dict.fromkeys(row["model"] for row in found)
         for top, low, name in (("high", "low", "rise"), ("high", "late", "second fall"))
     ]
@@ -178,7 +183,7 @@ def _shape(figures: Figures) -> Claim:
         says="before training, the loss falls, rises and falls again along the layers",
         paper="lowest at layers 5 – 10, again at 22 – 25 (figure 1)",
         here="; ".join(shown),
-        scale=f"{found[0]['tuples']:,} tuples, scale 50, an instruction in the chat template",
+        scale=f"{counts} tuples, scale 50, an instruction in the chat template",
         gaps=gaps,
         command="C",
     )
