@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput, BadModel
 from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
 from trundle.evaluate.tasks import KnownItemTask
+from trundle.teacher import targets
 
 KNOWN = KnownItemTask(name="known", pairs=[("one", "first one"), ("two", "second two")])
 
@@ -82,7 +85,14 @@ def test_roles_with_one_function_share_their_vectors(words):
     assert set(calls.values()) == {1}
 
 
-def test_texts_are_given_longest_first_in_slices(words):
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [(0.01, [32, 64, 128, 256, *[512] * 4, 472]), (9.0, [*[32] * 93, 24])],
+    ids=["fast", "slow"],
+)
+def test_texts_are_given_longest_first_in_slices_that_grow(words, seconds, sizes, monkeypatch):
+    ticks = itertools.count(0, seconds)
+    monkeypatch.setattr(targets, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     batches: list[list[str]] = []
 
     def encode(texts):
@@ -91,7 +101,7 @@ def test_texts_are_given_longest_first_in_slices(words):
 
     pairs = [(f"q{n}", "d" * (n % 50) + str(n)) for n in range(3000)]
     evaluate(_plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)])
-    assert [len(batch) for batch in batches] == [512, 512, 512, 512, 512, 440] * 2
+    assert [len(batch) for batch in batches] == 2 * sizes
     for batch in batches:
         assert [len(text) for text in batch] == sorted((len(text) for text in batch), reverse=True)
     assert len(batches[0][-1]) >= len(batches[1][0])

@@ -27,7 +27,7 @@ from trundle.teacher import shards as store
 from trundle.teacher.shards import Manifest, is_intact
 
 _FEWEST_TEXTS_AT_ONCE, _TEXTS_AT_ONCE = 32, 512
-_SECONDS_AT_ONCE = 1.0
+_SECONDS_AT_ONCE = 4.0
 """Texts are encoded in slices that grow while they take less time than this, so that progress is seen."""
 
 
