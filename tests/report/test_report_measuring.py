@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from trundle.evaluate.scoring import find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.report.contents import _Report
-from trundle.report.page import _page
+from trundle.report.page import _headline, _notes, _page
 from trundle.report.reading import _read_runs
 from trundle.report.report import _find_tasks_in, make_report
 
@@ -120,3 +120,8 @@ def test_a_finished_speed_measurement_is_not_repeated(
     speed = report.of(report.runs[0]).speed
     assert speed is not None
     assert speed.milliseconds == pytest.approx(found[str(bare_folder)], abs=1e-3)
+    assert "2.00×" in _headline(report)
+    assert "busy" not in _headline(report) + _notes(report)
+    disturbed = make_report([bare_folder], data=[str(texts_file)], speed=replace(raced, other_cores=99.0))
+    assert "faster queries, on busy cores" in _headline(disturbed)
+    assert "other programs kept 99.0 of" in _notes(disturbed)

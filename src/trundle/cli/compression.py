@@ -154,12 +154,15 @@ def demo(
     if not (output / PLANNING_FILE).is_file():  # of an interrupted search, which may go on
         check_free(output, replace=force)
     progress = flags.progress()
+    from trundle.bench.workload import caution
     from trundle.demo import run_demo
 
     result = run_demo(output, replace=force, progress=progress)
     if flags.shows_json(result.as_json()):
         return
     console._show(tables._demo_summary(result))
+    if warning := caution(result.speed):
+        console._show(warning)
     console._show_table(tables._demo(result), gap=True)
     console._show("")
     _show_candidates(result.outcome)

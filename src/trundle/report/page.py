@@ -144,7 +144,8 @@ def _notes(report: _Report) -> str:
         k = qualities[0].k
         notes.append(f"Agreement: the share of the teacher's top {k} documents that are also retrieved.")
     if report.machine:
-        notes.append(f"Time: the median of one short query at a time, {report.machine}.")
+        warning = f"; {report.busy}" if report.busy else ""
+        notes.append(f"Time: the median of one short query at a time, {report.machine}{warning}.")
     engines = sorted({run.form.engine for run in report.runs})
     if engines != ["torch"]:
         notes.append(f"Each run is measured in its fastest form here: {', '.join(engines)}.")
@@ -316,7 +317,8 @@ def _headline(report: _Report) -> str:
     change("bytes", "smaller", "larger", _megabytes)
     if not tiles:
         tiles.append((_megabytes(run.form.bytes), "weights"))
-    change("milliseconds", "faster queries", "slower queries", _milliseconds)
+    busy = ", on busy cores" if report.busy else ""
+    change("milliseconds", f"faster queries{busy}", f"slower queries{busy}", _milliseconds)
     if quality and quality.share_standard is not None:
         tiles.append((_percent(quality.share_standard), "of the teacher's mean over tasks"))
     if quality and quality.agreement_asymmetric is not None:

@@ -81,7 +81,7 @@ def make_report(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    speeds, machine = _speeds(name, runs, speed) if speed else ({}, "")
+    speeds = _speeds(name, runs, speed) if speed else {}
     model = _teacher_model(name, runs)
     cut = any(run.coverage for run in runs)
     return _Report(
@@ -100,7 +100,8 @@ def make_report(
         },
         documents=shown,
         tokens=_token_curve(large, model.name, [*queries, *documents]) if cut and read else None,
-        machine=machine,
+        machine=_machine(speed) if speed else "",
+        busy=(caution(speed) or "") if speed else "",
         notes=found.notes,
     )
 
@@ -157,12 +158,10 @@ def _teacher_model(name: str, runs: Sequence[_RunRecord]) -> _TeacherModel:
     )
 
 
-def _speeds(
-    teacher: str, runs: Sequence[_RunRecord], result: BenchResult
-) -> tuple[dict[str, _SpeedFigures], str]:
-    """Return the speed of each run in its measured form and of the teacher in torch, and the machine."""
+def _speeds(teacher: str, runs: Sequence[_RunRecord], result: BenchResult) -> dict[str, _SpeedFigures]:
+    """Return the speed of each run in its measured form and of the teacher in torch."""
     wanted = {teacher: _TORCH} | {run.folder: run.form.engine for run in runs}
-    found = {
+    return {
         one.model: _SpeedFigures(
             engine=one.engine,
             milliseconds=round(1e3 * one.short_latency_p50.value, 3),
@@ -171,6 +170,7 @@ def _speeds(
         for one in result.models
         if one.engine == wanted.get(one.model)
     }
-    machine = f"{result.machine.cpu}, {_numbered(result.settings.threads, 'thread', 'threads')}"
-    warning = caution(result)
-    return found, f"{machine}; {warning}" if warning else machine
+
+
+def _machine(result: BenchResult) -> str:
+    return f"{result.machine.cpu}, {_numbered(result.settings.threads, 'thread', 'threads')}"
