@@ -16,7 +16,7 @@ from trundle.evaluate.scoring import find_tasks
 from trundle.model.encode import embedder
 from trundle.model.load import load
 from trundle.report.contents import _Report
-from trundle.report.page import _headline, _notes, _page
+from trundle.report.page import _headline, _notes, _page, _summary
 from trundle.report.reading import _read_runs
 from trundle.report.report import _find_tasks_in, make_report
 
@@ -123,5 +123,6 @@ def test_a_finished_speed_measurement_is_not_repeated(
     assert "2.00×" in _headline(report)
     assert "busy" not in _headline(report) + _notes(report)
     disturbed = make_report([bare_folder], data=[str(texts_file)], speed=replace(raced, other_cores=99.0))
-    assert "faster queries, on busy cores" in _headline(disturbed)
+    assert "faster queries on busy cores" in _headline(disturbed)
+    assert "× faster on busy cores" in _summary(disturbed)
     assert "other programs kept 99.0 of" in _notes(disturbed)

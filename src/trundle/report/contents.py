@@ -210,7 +210,7 @@ class _Report:
     tokens: _TokenCurve | None = None
     machine: str = ""
     """The machine that the speeds were measured on."""
-    busy: str = ""
+    busy: str | None = None
     """A warning if other programs used it at that time."""
     notes: tuple[str, ...] = ()
     format: int = 1

@@ -317,8 +317,8 @@ def _headline(report: _Report) -> str:
     change("bytes", "smaller", "larger", _megabytes)
     if not tiles:
         tiles.append((_megabytes(run.form.bytes), "weights"))
-    busy = ", on busy cores" if report.busy else ""
-    change("milliseconds", f"faster queries{busy}", f"slower queries{busy}", _milliseconds)
+    cores = _cores(report)
+    change("milliseconds", f"faster queries{cores}", f"slower queries{cores}", _milliseconds)
     if quality and quality.share_standard is not None:
         tiles.append((_percent(quality.share_standard), "of the teacher's mean over tasks"))
     if quality and quality.agreement_asymmetric is not None:
@@ -327,6 +327,10 @@ def _headline(report: _Report) -> str:
     tiles.append((_count(run.parameters or None), "parameters"))
     items = "".join(f"<li><b>{escape(big)}</b><span>{escape(small)}</span></li>" for big, small in tiles)
     return f'<ul class="tiles">{items}</ul>'
+
+
+def _cores(report: _Report) -> str:
+    return " on busy cores" if report.busy else ""
 
 
 def _summary(report: _Report) -> str:
@@ -339,7 +343,7 @@ def _summary(report: _Report) -> str:
             ends = dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values)))
             parts.append(f"{'–'.join(ends)}{unit} {what}")
 
-    for name, what in (("bytes", "smaller"), ("milliseconds", "faster")):
+    for name, what in (("bytes", "smaller"), ("milliseconds", f"faster{_cores(report)}")):
         theirs, ours = _value(report, None, name), [_value(report, run, name) for run in runs]
         add([theirs / value for value in ours if value] if theirs else [], "×", what)
     found = _qualities(report)

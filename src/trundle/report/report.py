@@ -101,7 +101,7 @@ def make_report(
         documents=shown,
         tokens=_token_curve(large, model.name, [*queries, *documents]) if cut and read else None,
         machine=_machine(speed) if speed else "",
-        busy=(caution(speed) or "") if speed else "",
+        busy=caution(speed) if speed else None,
         notes=found.notes,
     )
 
