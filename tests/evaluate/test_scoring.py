@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from recorded_progress import RecordedProgress
 from trundle.embedder import Embedder, _plain
 from trundle.errors import BadInput, BadModel
 from trundle.evaluate.scoring import Result, _mean_score, evaluate, find_tasks
@@ -100,11 +101,28 @@ def test_texts_are_given_longest_first_in_slices_that_grow(words, seconds, sizes
         return words.text(texts)
 
     pairs = [(f"q{n}", "d" * (n % 50) + str(n)) for n in range(3000)]
-    evaluate(_plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)])
+    evaluate(
+        _plain("slices", encode), [KnownItemTask(name="known", pairs=pairs)], progress=RecordedProgress()
+    )
     assert [len(batch) for batch in batches] == 2 * sizes
     for batch in batches:
         assert [len(text) for text in batch] == sorted((len(text) for text in batch), reverse=True)
     assert len(batches[0][-1]) >= len(batches[1][0])
+
+
+def test_of_two_memories_the_inner_one_shows_progress(words):
+    sizes: list[int] = []
+
+    def encode(texts):
+        sizes.append(len(texts))
+        return words.text(texts)
+
+    outer, inner = RecordedProgress(), RecordedProgress()
+    model = targets.HeldOutVectors(inner).remember(_plain("slices", encode), "inner")
+    targets.HeldOutVectors(outer).remember(model, "outer").text([f"text {n}" for n in range(90)])
+    assert sizes == [32, 58]
+    assert [label for label, _ in inner.tasks] == ["inner"]
+    assert not outer.tasks
 
 
 def test_asymmetric_results_come_with_the_standard_ones(root: Path):

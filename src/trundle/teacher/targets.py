@@ -14,6 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import repeat
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +29,9 @@ from trundle.teacher.shards import Manifest, is_intact
 
 _FEWEST_TEXTS_AT_ONCE, _TEXTS_AT_ONCE = 32, 512
 _SECONDS_AT_ONCE = 4.0
-"""Texts are encoded in slices that grow while they take less time than this, so that progress is seen."""
+"""Where progress is shown, texts are encoded in slices that start small and grow while they are quick."""
+_SHOWING: WeakSet[Encode] = WeakSet()
+"""Functions that show their progress; a memory around one of them shows none."""
 
 
 class Targets:
@@ -252,6 +255,8 @@ class HeldOutVectors:
         return np.stack(list(table.values())) if table else None
 
     def _through(self, name: str, encode: Encode, label: str) -> Encode:
+        progress = SILENT if encode in _SHOWING else self._progress
+
         def remembered(texts: Sequence[str]) -> Vectors:
             if len(texts) == 0:
                 raise BadInput(f"{label} has no texts to encode; add at least one")
@@ -261,8 +266,8 @@ class HeldOutVectors:
             table = self._tables.setdefault(encode, {})
             # Longest first, as in sentence-transformers, so that slices need no more padding.
             new = sorted({text for text in texts if text not in table}, key=lambda text: (-len(text), text))
-            start, count = 0, _FEWEST_TEXTS_AT_ONCE
-            with self._progress.task(label, len(new)) as advance:
+            start, count = 0, _TEXTS_AT_ONCE if progress is SILENT else _FEWEST_TEXTS_AT_ONCE
+            with progress.task(label, len(new)) as advance:
                 while part := new[start : start + count]:
                     began = time.monotonic()
                     table.update(zip(part, check_vectors(encode(part), part, name), strict=True))
@@ -275,4 +280,6 @@ class HeldOutVectors:
                 raise BadModel(f"{name} gave vectors of differing widths; check its last module")
             return np.stack(rows)
 
+        if progress is not SILENT:
+            _SHOWING.add(remembered)
         return remembered
