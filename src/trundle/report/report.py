@@ -100,7 +100,9 @@ def make_report(
         },
         documents=shown,
         tokens=_token_curve(large, model.name, [*queries, *documents]) if cut and read else None,
-        machine=_machine(speed) if speed else "",
+        machine=f"{speed.machine.cpu}, {_numbered(speed.settings.threads, 'thread', 'threads')}"
+        if speed
+        else "",
         busy=caution(speed) if speed else None,
         notes=found.notes,
     )
@@ -170,7 +172,3 @@ def _speeds(teacher: str, runs: Sequence[_RunRecord], result: BenchResult) -> di
         for one in result.models
         if one.engine == wanted.get(one.model)
     }
-
-
-def _machine(result: BenchResult) -> str:
-    return f"{result.machine.cpu}, {_numbered(result.settings.threads, 'thread', 'threads')}"

@@ -159,8 +159,7 @@ def _make_evaluator(
         nonlocal used
         if used:
             return search(embedder, used)
-        most = max(len(pairs) for _, pairs in found)
-        measure = partial(search, embedder)
+        most, measure = max(len(pairs) for _, pairs in found), partial(search, embedder)
         used, scores = _doubled_while_quick(measure, min(_FIRST_QUERIES, most), most, _EVALUATION_SECONDS)
         return scores
 
