@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py loop MODEL
     python benchmarks/speed.py lora MODEL
+    python benchmarks/speed.py layers DECODER --data TUPLES [-o FILE]
     python benchmarks/speed.py precision MODEL --data TEXTS
     python benchmarks/speed.py nested MODEL
     python benchmarks/speed.py neurons MODEL
@@ -12,6 +13,7 @@
 
 loop       the training loop against a bare torch loop (goal: 0.9 or more)
 lora       a LoRA step of `contrast` against a script with peft (goal: 1.1 or less)
+layers     a LoRA step of `contrast` on the first layers of a model: time and, on a GPU, peak memory
 precision  steps/s of `align` in bf16 against float32
 nested     a step of nested widths against the separate steps (time and memory)
 neurons    encoding with half of the MLP neurons, and what the FLOPs predict
@@ -37,7 +39,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,6 +52,7 @@ from torch.nn import functional
 import harness
 from trundle.bench.rounds import _COMMAND, _Worker
 from trundle.bench.workload import workload
+from trundle.data.corpus import read_corpus
 from trundle.data.examples import Example
 from trundle.data.sampling import sample
 from trundle.data.texts import read_texts
@@ -57,12 +60,12 @@ from trundle.embedder import Embedder, Encode, Vectors
 from trundle.evaluate.scoring import evaluate, find_tasks
 from trundle.methods.align.leaf import _leaf
 from trundle.methods.contrast import ContrastOptions
-from trundle.methods.contrast.contrast import _add_adapters
+from trundle.methods.contrast.contrast import _add_adapters, _frozen_copy
 from trundle.methods.contrast.contrastive import make_contrast_task
 from trundle.methods.training import Prompts
 from trundle.methods.weights.pruning import _best_neurons
 from trundle.methods.width.narrow import _NarrowModel
-from trundle.model.cost import cost
+from trundle.model.cost import cost, predict
 from trundle.model.encode import embedder
 from trundle.model.layout import layout_of
 from trundle.model.load import load
@@ -70,6 +73,7 @@ from trundle.model.nested import Selection, default_select, narrow_cut
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength
+from trundle.train.blocks import recomputed_blocks
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
@@ -201,6 +205,44 @@ def by_peft(model: SentenceTransformer, examples: list[Example], options: argpar
         return functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
 
     return bare_steps(backbone, ready, loss_of, bf16=options.precision == "bf16")
+
+
+def layers(options: argparse.Namespace) -> None:
+    model = load(options.model)
+    of, gpu = layout_of(transformer_of(model).model).layers, torch.cuda.is_available()
+    count = options.steps * options.batch_size
+    examples = sample(read_corpus(options.data, seed=0).examples(), count, seed=0)
+    way: Literal["fp32", "bf16"] = "bf16" if gpu else "fp32"
+    chosen = ContrastOptions(batch_size=options.batch_size, negatives=1, gradient_checkpointing=True)
+    settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=way)
+    prompts = {example.source: Prompts() for example in examples}
+
+    def measure(keep: int) -> harness.Json:
+        student = _frozen_copy(cut(model, Cut(blocks=tuple(range(keep)))), way)
+        student.max_seq_length = options.tokens
+        _add_adapters(student, seed=0)
+        task = make_contrast_task(student, examples, [], chosen, prompts=prompts)
+        if gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with recomputed_blocks(transformer_of(student).model):
+            seconds = trained(student, task, settings).seconds / options.steps
+        return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated() if gpu else 0}
+
+    kept = [of * (100 - dropped) // 100 for dropped in harness.numbers(options.dropped)]
+    found = harness.interleave({str(keep): partial(measure, keep) for keep in kept}, options.rounds)
+    rows = []
+    for keep in kept:
+        median = {
+            key: statistics.median(each[key] for each in found[str(keep)]) for key in ("seconds", "bytes")
+        }
+        rows.append(
+            {"layers": keep, "parameters": predict(model, blocks=tuple(range(keep))).parameters} | median
+        )
+        harness.show(rows[-1])
+    if options.output:
+        told = {key: getattr(options, key) for key in ("batch_size", "tokens", "steps", "rounds")}
+        harness.write_json(options.output, {"rows": rows, "conditions": told})
 
 
 def precision(options: argparse.Namespace) -> None:
@@ -416,6 +458,7 @@ def texts(options: argparse.Namespace) -> None:
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] = {
     "loop": (loop, {"steps": 40, "rounds": 7, "batch_size": 32}),
     "lora": (lora, {"steps": 20, "rounds": 5, "batch_size": 16}),
+    "layers": (layers, {"steps": 10, "rounds": 3, "batch_size": 64}),
     "precision": (precision, {"steps": 60, "rounds": 3, "batch_size": 32}),
     "nested": (nested, {"rounds": 20, "batch_size": 64}),
     "neurons": (neurons, {"rounds": 5, "batch_size": 32}),
@@ -429,17 +472,19 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] =
 def main() -> None:
     parser = harness.make_parser(__doc__, *COMMANDS)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--data", nargs="+", help="precision, texts: texts; evaluate: folder of tasks")
+    parser.add_argument("--data", nargs="+", help="layers: tuples; precision, texts: texts; evaluate: tasks")
     parser.add_argument("--steps", type=int, help="loop, lora, precision")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="loop, lora")
     parser.add_argument("--widths", default="1/2,1/4", help="nested")
     parser.add_argument("--mlp", action="store_true", help="nested: narrow MLPs too")
-    parser.add_argument("--tokens", type=int, default=64, help="nested: tokens of a text")
+    parser.add_argument("--tokens", type=int, default=64, help="nested, layers: tokens of a text, at most")
+    parser.add_argument("--dropped", default="0,30,50,80", help="layers: percentages of the layers to drop")
     parser.add_argument("--sparsity", type=int, default=50, help="neurons: percentage removed")
     parser.add_argument("--seconds", type=float, default=2.0, help="bench: of each measurement")
     parser.add_argument("--tasks", default=TASKS, help="evaluate")
+    parser.add_argument("-o", "--output", help="layers: write the rows to this file")
     options = parser.parse_args()
     work, defaults = COMMANDS[options.what]
     harness.set_defaults(options, defaults)

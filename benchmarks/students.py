@@ -115,7 +115,7 @@ def heal_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str,
 def l3prune_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str, Row]:
     found = {}
     for level in names(options.levels):
-        cut: Json = {"drop": f"{level}%"}
+        cut: Json = {"drop": f"{level}%", "heal": "none"}
         if level in ("small", "large"):
             cut = {"pick": level, "scale": options.scale}
         heal: list[Json] = [{"contrast": length | {"warmup": 300} | own}] if options.steps else []
