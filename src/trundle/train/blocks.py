@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
@@ -45,12 +44,19 @@ def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
     blocks = _blocks(backbone)
     with _without_key_values(backbone):
         for block in blocks:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = _recomputed(block.forward)
         try:
             yield
         finally:
             for block in blocks:
                 del block.forward
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*inputs: Any, **named: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    return run  # a partial of `checkpoint` would not be compiled: torch's tracer skips it
 
 
 @contextmanager
