@@ -233,16 +233,14 @@ def layers(options: argparse.Namespace) -> None:
     found = harness.interleave({str(keep): partial(measure, keep) for keep in kept}, options.rounds)
     rows = []
     for keep in kept:
-        median = {
-            key: statistics.median(each[key] for each in found[str(keep)]) for key in ("seconds", "bytes")
-        }
+        row = {key: [each[key] for each in found[str(keep)]] for key in ("seconds", "bytes")}
         rows.append(
-            {"layers": keep, "parameters": predict(model, blocks=tuple(range(keep))).parameters} | median
+            {"layers": keep, "parameters": predict(model, blocks=tuple(range(keep))).parameters} | row
         )
-        harness.show(rows[-1])
+        harness.show({"layers": keep} | {key: statistics.median(values) for key, values in row.items()})
     if options.output:
-        told = {key: getattr(options, key) for key in ("batch_size", "tokens", "steps", "rounds")}
-        harness.write_json(options.output, {"rows": rows, "conditions": told})
+        told = {key: getattr(options, key) for key in ("batch_size", "tokens", "steps")}
+        harness.write_json(options.output, {"of": of, "rows": rows, "conditions": told})
 
 
 def precision(options: argparse.Namespace) -> None:

@@ -27,6 +27,8 @@ FIRST, SECOND = "SmolLM2-135M-Instruct", "Qwen2.5-Coder-0.5B-Instruct"
 PICKED, KINDS = ("large", "small"), ("sts", "retrieval")
 NEGLIGIBLE, MODEST = 0.5, 6.0
 """Losses in points that the paper calls so (up to 0.5 at 30%; up to 5.3 at 80%)."""
+SLOWER = 5
+"""Points by which a share of the time may be above that of the layers."""
 SCALE = 50
 """The authors' multiplier of cosines, in the curve and in training."""
 AS_MESSAGES = "these layers were picked on chat messages at scale 20; what C picks is not trained yet"
@@ -36,7 +38,7 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
     """Add folders of `students.py l3prune` or layer-loss curves.
 
     `levels` is a folder with the settings of ours, `published` one with scale 50 and instructions;
-    `curves` are the lines of `benchmarks/curves.py`.
+    `curves` are the lines of `benchmarks/curves.py`, `training` a file of `benchmarks/speed.py layers`.
     """
     model = {"model": options.model}
     if not options.model:
@@ -57,8 +59,14 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
             row |= {key: curve[key] for key in ("seed", "tuples", "small", "large")}
             row |= {turn["turn"]: [turn["layer"], turn["loss"]] for turn in turns(curve["losses"])}
             merge(figures["curves"], [row], ("model", "scale", "before", "seed"))
+    elif what == "training":
+        content = json.loads(Path(place).read_text())
+        for found in content["rows"]:
+            row = model | content["conditions"] | {"gpu": max(found["bytes"]) > 0, "of": content["of"]}
+            row |= {"layers": found["layers"], "seconds": [round(each, 3) for each in found["seconds"]]}
+            merge(figures["training"], [row | {"bytes": found["bytes"]}], ("model", "gpu", "layers"))
     else:
-        raise SystemExit(f"l3prune takes levels, published and curves, not {what}")
+        raise SystemExit(f"l3prune takes levels, published, curves and training, not {what}")
 
 
 def turns(losses: list[float]) -> list[Row]:
@@ -140,6 +148,7 @@ def claims(figures: Figures) -> list[Claim]:
     ours, other = large.score("40"), small.score("0")
     return [
         _shape(figures),
+        _training(figures),
         picked("*large* costs at most 0.5 points", "−21% parameters: −0.3", "large", NEGLIGIBLE),
         picked("*small* costs at most 6 points", "−74% parameters: −5.1", "small", MODEST),
         cut("30% of the layers cost at most 0.5 points", "Mistral-7B −0.1, Phi-3 −0.5", "30", NEGLIGIBLE),
@@ -189,6 +198,53 @@ def _shape(figures: Figures) -> Claim:
     )
 
 
+class Training:
+    """The time and the memory of a training step of one decoder on one kind of hardware."""
+
+    def __init__(self, figures: Figures, model: str, *, gpu: bool) -> None:
+        self.rows = sorted(pick(figures["training"], model=model, gpu=gpu), key=lambda row: -row["layers"])
+        self.short = model.removesuffix("-Instruct")
+
+    def saved(self, row: Row) -> Figure:
+        """Return how far the share of the time is below that of the layers."""
+        whole, layers = self.rows[0]["seconds"], 100 * row["layers"] / row["of"]
+        return figure(layers - 100 * one / all_ for one, all_ in zip(row["seconds"], whole, strict=True))
+
+    def shown(self) -> str:
+        """Show the shares of layers and time."""
+        shares = ((row, 100 * row["layers"] / row["of"] - self.saved(row).mean) for row in self.rows[1:])
+        parts = (f"{row['layers']} of {row['of']} layers {share:.0f}%" for row, share in shares)
+        return f"{self.short}: {', '.join(parts)}"
+
+    def costs(self) -> str:
+        """Show the time and the memory of a step."""
+        found = (
+            (row["layers"], statistics.median(row["seconds"]), max(row["bytes"]) / 1e9) for row in self.rows
+        )
+        shown = (f"{layers} layers {seconds:.2f} s, {memory:.1f} GB" for layers, seconds, memory in found)
+        return f"{'; '.join(shown)} ({len(self.rows[0]['seconds'])} round)"
+
+
+def _training(figures: Figures) -> Claim:
+    """Whether training takes as small a share of the time as of the layers."""
+    found = [Training(figures, model, gpu=False) for model in (FIRST, SECOND)]
+    found = [one for one in found if one.rows]
+    row = found[0].rows[0]
+    return Claim(
+        says=f"the time of training falls with the layers: its share is at most {SLOWER} points above theirs",
+        paper="linear (figure 6)",
+        here="; ".join(one.shown() for one in found),
+        scale=f"two x86 cores; LoRA steps of {row['batch_size']} tuples of at most {row['tokens']} tokens",
+        gaps=[
+            gap(one.saved(row), 0.0, f"{one.short}, {row['layers']} layers:", margin=SLOWER)
+            for one in found
+            for row in one.rows[1:]
+        ],
+        unit="round",
+        command="D",
+    )
+
+
 def tables(figures: Figures) -> dict[str, str]:
     """Compute the placeholders of the section besides the claims."""
     models = [Levels(figures, model) for model in (FIRST, SECOND)]
@@ -200,4 +256,4 @@ def tables(figures: Figures) -> dict[str, str]:
         if level not in PICKED
     ]
     columns = "layers removed | SmolLM2: layers | STS | retrieval | Qwen: layers | STS | retrieval | paper"
-    return {"levels": table(columns, rows)}
+    return {"levels": table(columns, rows), "gpu": Training(figures, FIRST, gpu=True).costs()}

@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, pick, points, read_results, signed
@@ -17,25 +18,17 @@ TRAINED = 0.7
 """Students with a larger error were hardly trained; the trend is fitted below it."""
 STUDENT = "109M → 23M"
 CYCLES = "three cycles of 11 epochs"
-SCALE = f"{STUDENT}; 60,000 texts, validation ℓ2"
 FASTER = {"documents": 6.5, "queries": 7.3}
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
-    """Add results: `scores`, `ablations` and `settings` are folders, `shortened` and `speed` files.
+    """Add results: `scores` and `settings` are folders, `shortened` and `speed` files.
 
     `settings` are rows named WHAT-WHICH of one seed: batch, pooling, schedule, texts (queries, documents,
     both, or more of the queries) and loss. Those that were compared with each other saw the same texts.
     """
     if what == "scores":
         _take_scores(figures, read_results(place))
-    elif what == "ablations":
-        for name, content in read_results(place).items():
-            kind, _, which = name.partition("-")
-            error = {"error": round(content["facts"]["validation"], 3)}
-            rows = [{"what": kind, "which": which} | error]
-            rows += [{"what": "pooling", "which": "mean"} | error] if name == "batch-32" else []
-            merge(figures["ablations"], rows, ("what", "which"))
     elif what == "settings":
         for name, content in read_results(place).items():
             kind, _, which = name.partition("-")
@@ -60,7 +53,7 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
         content = json.loads(Path(place).read_text())
         figures["speed"], figures["speed_conditions"] = content["rows"], [content["conditions"]]
     else:
-        raise SystemExit(f"leaf takes scores, ablations, settings, shortened and speed, not {what}")
+        raise SystemExit(f"leaf takes scores, settings, shortened and speed, not {what}")
 
 
 def _take_scores(figures: Figures, results: dict[str, Row]) -> None:
@@ -146,7 +139,12 @@ class Settings:
     """Students of several seeds that differ in one setting; students of a seed see the same texts."""
 
     def __init__(self, figures: Figures, what: str) -> None:
-        self._rows = pick(figures["settings"], what=what)
+        self._what, self._rows = what, pick(figures["settings"], what=what)
+
+    @property
+    def student(self) -> str:
+        """The teacher and the student; losses on hidden states need one of the teacher's family."""
+        return "109M → 46M (first 3 layers)" if self._what == "loss" else STUDENT
 
     @property
     def which(self) -> set[str]:
@@ -184,149 +182,72 @@ class Settings:
 
 
 def _trained(figures: Figures) -> list[Claim]:
-    return [_by_batch(figures), *_by_loss(figures), _by_pooling(figures), *_by_schedule(figures)]
+    paper = {(row["what"], row["which"]): row["paper"] for row in figures["paper_settings"]}
+    batches, losses, pooling, rates, texts = (
+        Settings(figures, what) for what in ("batch", "loss", "pooling", "schedule", "texts")
+    )
+    rivals = sorted(losses.which - {"leaf"})
+    best, search = max(paper["loss", which] for which in rivals), "nDCG@10 of six searches"
 
-
-def _by_batch(figures: Figures) -> Claim:
-    old = {row["which"]: row for row in pick(figures["ablations"], what="batch")}
-    says = "for the same texts, batches of 16 end closer to the teacher than of 256"
-    paper = f"{old['16']['paper']:.3f} against {old['256']['paper']:.3f}"
-    found = Settings(figures, "batch")
-    if not {"16", "256"} <= found.which:
+    def compared(
+        says: str, published: str, found: Settings, better: str, others: Iterable[str], key: str = "error"
+    ) -> Claim:
+        others = list(others)
         return Claim(
             says=says,
-            paper=paper,
-            here=f"{old['16']['error']:.3f} against {old['256']['error']:.3f}",
-            scale=SCALE,
-            gaps=_closer(old["16"], old["256"]),
+            paper=published,
+            here=f"{'ℓ2 × 100' if key == 'error' else search}: {found.shown(better, *others, key=key)}",
+            scale=f"{found.student}; {found.scale}",
+            gaps=found.gaps(better, others, key),
             command="B",
         )
-    return Claim(
-        says=says,
-        paper=paper,
-        here=f"ℓ2 × 100: {found.shown(*sorted(found.which, key=int))}",
-        scale=f"{STUDENT}; {found.scale}",
-        gaps=found.gaps("16", ["256"]),
-        command="E",
+
+    few = compared(
+        "with few batches an epoch, a constant rate is better than linear decay by epochs",
+        "figure 9",
+        rates,
+        "constant",
+        ["leaf"],
     )
-
-
-def _by_loss(figures: Figures) -> list[Claim]:
-    old = {row["which"]: row for row in pick(figures["ablations"], what="loss")}
-    alone, others = old["leaf"], [row for which, row in old.items() if which != "leaf"]
-    paper = f"nDCG@10 {alone['paper']:.1f} alone, {max(row['paper'] for row in others):.1f} with the best"
-    says, found = "losses on hidden states do not help", Settings(figures, "loss")
-    rivals = sorted(found.which - {"leaf"})
-    if "leaf" not in found.which or len(rivals) < len(others):
-        return [
-            Claim(
-                says=f"{says} (paper: nDCG@10, here: ℓ2)",
-                paper=paper.removeprefix("nDCG@10 "),
-                here=f"{alone['error']:.3f} alone, {min(row['error'] for row in others):.3f} with the best",
-                scale=SCALE,
-                gaps=_closer(alone, min(others, key=lambda row: float(row["error"]))),
-                missing="TinyBERT's loss as corrected, with its map, and nDCG@10 of all of them",
-                command="B",
-            )
-        ]
     return [
+        compared(
+            "for the same texts, batches of 16 end closer to the teacher than of 256",
+            f"{paper['batch', '16']:.3f} against {paper['batch', '256']:.3f}",
+            batches,
+            "16",
+            ["256"],
+        ),
+        compared(
+            "losses on hidden states do not help",
+            f"nDCG@10 {paper['loss', 'leaf']:.1f} alone, {best:.1f} with the best",
+            losses,
+            "leaf",
+            rivals,
+            "search",
+        ),
+        compared("the same by distance to the teacher", "no figures", losses, "leaf", rivals),
+        compared("mean pooling is better than the first token", "figure 8", pooling, "mean", ["cls"]),
+        replace(few, scale=f"{few.scale}, {CYCLES}"),
         Claim(
-            says=f"{says}, by {measure}",
-            paper=paper if key == "search" else "no figures",
-            here=found.shown("leaf", *rivals, key=key),
-            scale=f"109M → 46M (first 3 layers); {found.scale}",
-            gaps=found.gaps("leaf", rivals, key),
-            command="E",
-        )
-        for key, measure in (("search", "nDCG@10 of six searches"), ("error", "ℓ2 × 100"))
-    ]
-
-
-def _by_pooling(figures: Figures) -> Claim:
-    old = {row["which"]: row for row in pick(figures["ablations"], what="pooling")}
-    says, found = "mean pooling is better than the first token", Settings(figures, "pooling")
-    if not {"mean", "cls"} <= found.which:
-        return Claim(
-            says=says,
-            paper="figure 8",
-            here=f"{old['mean']['error']:.3f} against {old['cls']['error']:.3f}",
-            scale=SCALE,
-            gaps=_closer(old["mean"], old["cls"]),
-            command="B",
-        )
-    return Claim(
-        says=says,
-        paper="figure 8",
-        here=f"ℓ2 × 100: {found.of('mean')} against {found.of('cls')}",
-        scale=f"{STUDENT}; {found.scale}",
-        gaps=found.gaps("mean", ["cls"]),
-        command="E",
-    )
-
-
-def _by_schedule(figures: Figures) -> list[Claim]:
-    rates, texts = Settings(figures, "schedule"), Settings(figures, "texts")
-    claims = []
-    if {"leaf", "cosine", "constant"} <= rates.which:
-        claims = [
-            Claim(
-                says="with few batches an epoch, a constant rate is better than linear decay by epochs",
-                paper="figure 9",
-                here=f"ℓ2 × 100: {rates.shown('constant', 'leaf', 'cosine')}",
-                scale=f"{STUDENT}; {rates.scale}, {CYCLES}",
-                gaps=rates.gaps("constant", ["leaf"]),
-                command="E",
-            ),
-            Claim(
-                says="with 100,000 batches an epoch, linear decay is the best schedule",
-                paper="figure 9",
-                here="–",
-                scale=f"{STUDENT}; 562 batches an epoch",
-                missing="an epoch of so many batches",
-                command="E",
-            ),
-        ]
-    if {"queries", "documents"} <= texts.which:
-        key = "search"
-        says = "queries matter more than documents"
-        claims.append(
-            Claim(
-                says=f"{says}: of as many texts, queries alone are better to train on",
-                paper="figure 4",
-                here=f"nDCG@10 of six searches: {texts.shown(*sorted(texts.which), key=key)}",
-                scale=f"{STUDENT}; {texts.scale}",
-                gaps=texts.gaps("queries", ["documents"], key),
-                command="E",
-            )
-        )
-        if "both" in texts.which:
-            claims.append(
-                Claim(
-                    says="it is best to train on both",
-                    paper="figure 4",
-                    here=texts.shown("both", "queries", "documents", key=key),
-                    scale=f"{STUDENT}; {texts.scale}",
-                    gaps=texts.gaps("both", ["queries", "documents"], key),
-                    command="E",
-                )
-            )
-    if claims:
-        return claims
-    return [
-        Claim(
-            says="linear decay is the best schedule; queries matter more than documents",
-            paper="figures 9 and 4",
+            says="with 100,000 batches an epoch, linear decay is the best schedule",
+            paper="figure 9",
             here="–",
-            scale=SCALE,
-            missing="the rows themselves: `--schedule`, `--query-weight`",
+            scale=f"{STUDENT}; 562 batches an epoch",
+            missing="an epoch of so many batches",
             command="B",
-        )
+        ),
+        compared(
+            "queries matter more than documents: of as many texts, queries alone are better to train on",
+            "figure 4",
+            texts,
+            "queries",
+            ["documents"],
+            "search",
+        ),
+        compared(
+            "it is best to train on both", "figure 4", texts, "both", ["queries", "documents"], "search"
+        ),
     ]
-
-
-def _closer(one: Row, other: Row) -> list[Gap]:
-    """How much smaller the first error is, in hundredths."""
-    return [gap(figure([100 * other["error"]]), figure([100 * one["error"]]), "ℓ2 × 100:")]
 
 
 def _unsettled(figures: Figures) -> list[Claim]:
