@@ -208,8 +208,8 @@ def by_peft(model: SentenceTransformer, examples: list[Example], options: argpar
 
 
 def layers(options: argparse.Namespace) -> None:
-    model = load(options.model)
-    of, gpu = layout_of(transformer_of(model).model).layers, torch.cuda.is_available()
+    model, gpu = load(options.model, device="cpu"), torch.cuda.is_available()
+    of = layout_of(transformer_of(model).model).layers
     count = options.steps * options.batch_size
     examples = sample(read_corpus(options.data, seed=0).examples(), count, seed=0)
     way: Literal["fp32", "bf16"] = "bf16" if gpu else "fp32"
@@ -219,6 +219,7 @@ def layers(options: argparse.Namespace) -> None:
 
     def measure(keep: int) -> harness.Json:
         student = _frozen_copy(cut(model, Cut(blocks=tuple(range(keep)))), way)
+        student = student.to("cuda" if gpu else "cpu")
         student.max_seq_length = options.tokens
         _add_adapters(student, seed=0)
         task = make_contrast_task(student, examples, [], chosen, prompts=prompts)
@@ -471,7 +472,7 @@ def main() -> None:
     parser = harness.make_parser(__doc__, *COMMANDS)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--data", nargs="+", help="layers: tuples; precision, texts: texts; evaluate: tasks")
-    parser.add_argument("--steps", type=int, help="loop, lora, precision")
+    parser.add_argument("--steps", type=int, help="loop, lora, layers, precision")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="loop, lora")

@@ -222,13 +222,12 @@ class Training:
             (row["layers"], statistics.median(row["seconds"]), max(row["bytes"]) / 1e9) for row in self.rows
         )
         shown = (f"{layers} layers {seconds:.2f} s, {memory:.1f} GB" for layers, seconds, memory in found)
-        return f"{'; '.join(shown)} ({len(self.rows[0]['seconds'])} round)"
+        return "; ".join(shown)
 
 
 def _training(figures: Figures) -> Claim:
     """Whether training takes as small a share of the time as of the layers."""
     found = [Training(figures, model, gpu=False) for model in (FIRST, SECOND)]
-    found = [one for one in found if one.rows]
     row = found[0].rows[0]
     return Claim(
         says=f"the time of training falls with the layers: its share is at most {SLOWER} points above theirs",

@@ -6,7 +6,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, pick, points, read_results, signed
@@ -142,7 +141,7 @@ class Settings:
         self._what, self._rows = what, pick(figures["settings"], what=what)
 
     @property
-    def student(self) -> str:
+    def _student(self) -> str:
         """The teacher and the student; losses on hidden states need one of the teacher's family."""
         return "109M → 46M (first 3 layers)" if self._what == "loss" else STUDENT
 
@@ -174,11 +173,12 @@ class Settings:
 
     @property
     def scale(self) -> str:
-        """Texts and steps of the training."""
+        """The model, the texts and the steps of the training."""
         texts = {row["texts"] for row in self._rows}
         steps = sorted({row["steps"] for row in self._rows})
         length = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} – {steps[-1]:,}"
-        return f"{max(texts):,} texts, {length} steps"
+        cycles = f", {CYCLES}" if self._what == "schedule" else ""
+        return f"{self._student}; {max(texts):,} texts, {length} steps{cycles}"
 
 
 def _trained(figures: Figures) -> list[Claim]:
@@ -190,25 +190,17 @@ def _trained(figures: Figures) -> list[Claim]:
     best, search = max(paper["loss", which] for which in rivals), "nDCG@10 of six searches"
 
     def compared(
-        says: str, published: str, found: Settings, better: str, others: Iterable[str], key: str = "error"
+        says: str, published: str, found: Settings, better: str, others: list[str], key: str = "error"
     ) -> Claim:
-        others = list(others)
         return Claim(
             says=says,
             paper=published,
             here=f"{'ℓ2 × 100' if key == 'error' else search}: {found.shown(better, *others, key=key)}",
-            scale=f"{found.student}; {found.scale}",
+            scale=found.scale,
             gaps=found.gaps(better, others, key),
             command="B",
         )
 
-    few = compared(
-        "with few batches an epoch, a constant rate is better than linear decay by epochs",
-        "figure 9",
-        rates,
-        "constant",
-        ["leaf"],
-    )
     return [
         compared(
             "for the same texts, batches of 16 end closer to the teacher than of 256",
@@ -227,7 +219,13 @@ def _trained(figures: Figures) -> list[Claim]:
         ),
         compared("the same by distance to the teacher", "no figures", losses, "leaf", rivals),
         compared("mean pooling is better than the first token", "figure 8", pooling, "mean", ["cls"]),
-        replace(few, scale=f"{few.scale}, {CYCLES}"),
+        compared(
+            "with few batches an epoch, a constant rate is better than linear decay by epochs",
+            "figure 9",
+            rates,
+            "constant",
+            ["leaf"],
+        ),
         Claim(
             says="with 100,000 batches an epoch, linear decay is the best schedule",
             paper="figure 9",

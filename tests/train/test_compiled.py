@@ -49,13 +49,15 @@ def test_a_compiled_model_learns_the_same(
     ways: tuple[Any, ...], pico_model: Callable[[str], SentenceTransformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With torch's tracer and autograd, but without its code generator, which takes a minute."""
-    traced: list[nn.Module] = []
+    compiled_parts: list[nn.Module] = []
+    traced: list[torch.fx.GraphModule] = []
 
     def compile_eagerly(block: nn.Module, **options: Any) -> None:
         def run(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
-            traced.append(block)
+            traced.append(graph)
             return graph.forward
 
+        compiled_parts.append(block)
         compile_module(block, backend=run, **options)
 
     compile_module = nn.Module.compile
@@ -67,6 +69,7 @@ def test_a_compiled_model_learns_the_same(
     assert weight_difference(weights_of(plain), weights_of(model), share=0.99) > 1e-3, (
         "it has learned something"
     )
+    assert len(compiled_parts) == 2
     assert traced
     assert all(getattr(part, "_compiled_call_impl", None) is None for part in compiled.modules())
 
