@@ -36,6 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,7 @@ from trundle.model.nested import Selection, default_select, narrow_cut
 from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength
-from trundle.train.blocks import recomputed_blocks
+from trundle.train.blocks import changed_blocks
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
@@ -223,10 +224,13 @@ def layers(options: argparse.Namespace) -> None:
         student.max_seq_length = options.tokens
         _add_adapters(student, seed=0)
         task = make_contrast_task(student, examples, [], chosen, prompts=prompts)
+        backbone = transformer_of(student).model
         if gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        with recomputed_blocks(transformer_of(student).model):
+        with changed_blocks(backbone, compiled=options.compile, recomputed=True):
+            if options.compile:
+                trained(student, task, replace(settings, steps=1))
             seconds = trained(student, task, settings).seconds / options.steps
         return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated() if gpu else 0}
 
@@ -240,7 +244,7 @@ def layers(options: argparse.Namespace) -> None:
         )
         harness.show({"layers": keep} | {key: statistics.median(values) for key, values in row.items()})
     if options.output:
-        told = {key: getattr(options, key) for key in ("batch_size", "tokens", "steps")}
+        told = {key: getattr(options, key) for key in ("batch_size", "tokens", "steps", "compile")}
         harness.write_json(options.output, {"of": of, "rows": rows, "conditions": told})
 
 
@@ -479,6 +483,7 @@ def main() -> None:
     parser.add_argument("--widths", default="1/2,1/4", help="nested")
     parser.add_argument("--mlp", action="store_true", help="nested: narrow MLPs too")
     parser.add_argument("--tokens", type=int, default=64, help="nested, layers: tokens of a text, at most")
+    parser.add_argument("--compile", action="store_true", help="layers: compile them before")
     parser.add_argument("--dropped", default="0,30,50,80", help="layers: percentages of the layers to drop")
     parser.add_argument("--sparsity", type=int, default=50, help="neurons: percentage removed")
     parser.add_argument("--seconds", type=float, default=2.0, help="bench: of each measurement")

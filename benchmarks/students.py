@@ -83,6 +83,8 @@ class Row:
     """Stage 0 runs first, one row at a time; stage 2 needs what stage 1 made."""
     index: bool = True
     """Whether its queries can search the original model's index."""
+    bare: bool = False
+    """Whether the first step sees no texts, so that a cut is neither healed nor mapped."""
 
 
 def rows_of(options: argparse.Namespace) -> dict[str, Row]:
@@ -155,7 +157,7 @@ def static_rows(_options: argparse.Namespace, length: Json, own: Json) -> dict[s
 
 def width_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str, Row]:
     nested = {"widths": options.widths, "objective": options.objective} | length | own
-    kept = ("learning_rate", "warmup", "precision")
+    kept = ("learning_rate", "warmup", "precision", "compile")
     train: Json = {"train": "full", "objective": "infonce+angle", "warmup": 0} | length
     train |= {key: own[key] for key in (*kept, "mini_batch", "max_length") if key in own}
     heal = length | {key: own[key] for key in (*kept, "augment", "texts") if key in own}
@@ -174,9 +176,10 @@ def width_rows(options: argparse.Namespace, length: Json, own: Json) -> dict[str
             tuned, sized = (str(output / place) for place in (f"{TUNED}/model", f"nested{mark}/model-{size}"))
             trained = [{"width": first}, {"contrast": train}]
             found[f"random{mark}-{size}"] = Row(steps=[{"width": fresh}, {"contrast": train}])
-            found[f"base{mark}-{size}"] = Row(steps=trained)
+            found[f"base{mark}-{size}"] = Row(steps=trained, bare=True)
+            found[f"healed{mark}-{size}"] = Row(steps=trained)
             found[f"distil{mark}-{size}"] = Row(steps=[{"width": fresh}, {"contrast": taught}], stage=2)
-            found[f"from-tuned{mark}-{size}"] = Row(steps=trained, source=tuned, stage=2)
+            found[f"from-tuned{mark}-{size}"] = Row(steps=trained, source=tuned, stage=2, bare=True)
             found[f"further{mark}-{size}"] = Row(steps=[{"contrast": train}], source=sized, stage=2)
     for select in SELECTIONS:
         found[f"select-{select}"] = Row(steps=[{"width": nested | {"select": select}}])
@@ -237,7 +240,11 @@ def build(options: argparse.Namespace, name: str) -> None:
         elif row.by and corpus:
             by_library(source, int(row.by), corpus, folder, options)
         else:
-            run = harness.compress_by(source, row.steps, folder / "model", corpus, seed=options.seed)
+            steps = row.steps
+            if row.bare:
+                harness.compress_by(source, steps[:1], folder / "cut", None, seed=options.seed)
+                source, steps = str(folder / "cut"), steps[1:]
+            run = harness.compress_by(source, steps, folder / "model", corpus, seed=options.seed)
             made |= {each.output.name.removeprefix("model"): str(each.output) for each in run.additional}
             content |= {"facts": dict(run.steps[-1].facts), "says": [step.says for step in run.steps]}
             content["fidelity"] = run.fidelity.as_json() if run.fidelity else None

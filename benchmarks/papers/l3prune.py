@@ -31,7 +31,6 @@ SLOWER = 5
 """Points by which a share of the time may be above that of the layers."""
 SCALE = 50
 """The authors' multiplier of cosines, in the curve and in training."""
-AS_MESSAGES = "these layers were picked on chat messages at scale 20; what C picks is not trained yet"
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
@@ -64,7 +63,9 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
         for found in content["rows"]:
             row = model | content["conditions"] | {"gpu": max(found["bytes"]) > 0, "of": content["of"]}
             row |= {"layers": found["layers"], "seconds": [round(each, 3) for each in found["seconds"]]}
-            merge(figures["training"], [row | {"bytes": found["bytes"]}], ("model", "gpu", "layers"))
+            merge(
+                figures["training"], [row | {"bytes": found["bytes"]}], ("model", "gpu", "compile", "layers")
+            )
     else:
         raise SystemExit(f"l3prune takes levels, published, curves and training, not {what}")
 
@@ -95,10 +96,6 @@ class Levels:
         """Return the change against the uncut decoder, which the claim says is above −`most`."""
         return gap(self.score(level), self.score("0"), f"{self.short}:", margin=most)
 
-    def has(self, *levels: str) -> bool:
-        """Tell whether all of these levels were measured."""
-        return set(levels) <= {row["level"] for row in self.rows}
-
     def against(self, level: str) -> str:
         """Show the layers, the parameters and the change of the mean of all sets."""
         whole, small = (pick(self.rows, level=one)[0] for one in ("0", level))
@@ -121,19 +118,15 @@ def claims(figures: Figures) -> list[Claim]:
     small, large = models
     scale = "SmolLM2 135M, Qwen 494M (from 4-bit files); 1,000 steps of 64, 64 tokens, scale 20"
 
-    def cut(says: str, paper: str, level: str, most: float, missing: str = "") -> Claim:
+    def cut(says: str, paper: str, level: str, most: float) -> Claim:
         here = "; ".join(model.against(level) for model in models)
         gaps = [model.lost(level, most) for model in models]
-        return Claim(
-            says=says, paper=paper, here=here, scale=scale, gaps=gaps, missing=missing, command="A, B"
-        )
+        return Claim(says=says, paper=paper, here=here, scale=scale, gaps=gaps, command="A, B")
 
     as_published = Levels(figures, FIRST, "published")
 
     def picked(says: str, paper: str, level: str, most: float) -> Claim:
-        """The layers that the curve picks at the authors' scale, with instructions, if that was measured."""
-        if not as_published.has("0", level):
-            return cut(says, paper, level, most, AS_MESSAGES)
+        """The layers that the curve picks at the authors' scale, with instructions."""
         row = as_published.rows[0]
         length = f"{row['steps']:,} steps of {row['batch_size']}, {row['max_length']} tokens"
         return Claim(
@@ -201,8 +194,8 @@ def _shape(figures: Figures) -> Claim:
 class Training:
     """The time and the memory of a training step of one decoder on one kind of hardware."""
 
-    def __init__(self, figures: Figures, model: str, *, gpu: bool) -> None:
-        self.rows = sorted(pick(figures["training"], model=model, gpu=gpu), key=lambda row: -row["layers"])
+    def __init__(self, figures: Figures, model: str, **how: bool) -> None:
+        self.rows = sorted(pick(figures["training"], model=model, **how), key=lambda row: -row["layers"])
         self.short = model.removesuffix("-Instruct")
 
     def saved(self, row: Row) -> Figure:
@@ -246,13 +239,24 @@ def _training(figures: Figures) -> Claim:
 
 def tables(figures: Figures) -> dict[str, str]:
     """Compute the placeholders of the section besides the claims."""
-    models = [Levels(figures, model) for model in (FIRST, SECOND)]
+    return {
+        "levels": _levels(figures, "levels"),
+        "published": _levels(figures, "published"),
+        "gpu": Training(figures, FIRST, gpu=True, compile=False).costs(),
+        "compiled": Training(figures, FIRST, gpu=True, compile=True).costs(),
+    }
+
+
+def _levels(figures: Figures, settings: str) -> str:
+    """Compute the table of all levels that were trained with these settings."""
+    models = [Levels(figures, model, settings) for model in (FIRST, SECOND)]
     paper = {row["level"]: row["says"] for row in figures["paper"]}
-    levels = dict.fromkeys(row["level"] for row in models[0].rows)
-    rows = [
-        " | ".join([f"{level}%", *models[0].cells(level), *models[1].cells(level), paper.get(level, "")])
-        for level in levels
-        if level not in PICKED
-    ]
+    picked = PICKED if settings == "levels" else ()  # of another curve
+    rows = []
+    for level in dict.fromkeys(row["level"] for row in models[0].rows):
+        name = f"*{level}*" if level in PICKED else f"{level}%"
+        if level not in picked:
+            cells = [*models[0].cells(level), *models[1].cells(level)]
+            rows.append(" | ".join([name, *cells, paper.get(level, "")]))
     columns = "layers removed | SmolLM2: layers | STS | retrieval | Qwen: layers | STS | retrieval | paper"
-    return {"levels": table(columns, rows), "gpu": Training(figures, FIRST, gpu=True).costs()}
+    return table(columns, rows)

@@ -9,7 +9,9 @@ from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, pick,
 
 ROW, FULL, STUDENTS = "nested-mlp", "1", ("1/2", "1/4")
 FURTHER = "further-consecutive"
-NESTED, BASE, ONE_SIZE, TUNED = "select-consecutive", "base", "half-alone", "tuned"
+NESTED, BASE, ONE_SIZE, TUNED, HEALED = "select-consecutive", "base", "half-alone", "tuned", "healed"
+RATE = "5e-5"
+"""The learning rate of the rows of `all` that the table shows first."""
 TEACHER = 81.55
 PAPER_SIZES = {"1/2": "0.4×", "1/4": "0.2×"}
 SIMILAR = 0.5
@@ -111,7 +113,9 @@ def shown(score: Figure | None, whole: float) -> str:
 def claims(figures: Figures) -> list[Claim]:
     """Return the rows of the paper's table."""
     labels, aligned = scores(figures["labels"]), scores(figures["aligned"])
-    before, whole = figures["before"][0]["sts"], labels[TUNED][FULL].mean
+    every = scores(pick(figures["all"], rate=RATE))
+    by_all, full = _scale(pick(figures["all"], rate=RATE)), every[TUNED][FULL]
+    before = figures["before"][0]["sts"]
     theirs = {row["row"]: row["paper"] for row in figures["label_rows"]}
     smallest = {row["size"]: row for row in figures["paper"]}
 
@@ -136,10 +140,10 @@ def claims(figures: Figures) -> list[Claim]:
         Claim(
             says="narrow models from one run keep the paper's share of the full model",
             paper="; ".join(f"{100 * goals[size]:.0f}% at {PAPER_SIZES[size]}" for size in STUDENTS),
-            here="; ".join(f"{shown(labels[NESTED][size], whole)} at {size}" for size in STUDENTS),
-            scale=BY_LABELS,
-            gaps=[gap(labels[NESTED][size], goals[size] * whole, f"{size}:") for size in STUDENTS],
-            command="B",
+            here="; ".join(f"{shown(every[NESTED][size], full.mean)} at {size}" for size in STUDENTS),
+            scale=by_all,
+            gaps=[gap(every[NESTED][size], goals[size] * full.mean, f"{size}:") for size in STUDENTS],
+            command="D",
         ),
         Claim(
             says="the same with `align`, MLPs narrowed too (ours)",
@@ -155,11 +159,18 @@ def claims(figures: Figures) -> list[Claim]:
         Claim(
             says="nesting costs the full model at most 0.5 points",
             paper="81.5 → 81.9",
-            here=f"{labels[TUNED][FULL]} → {labels[NESTED][FULL]}; with `align` {before:.1f} → "
-            f"{aligned[ROW][FULL]}",
-            scale=BY_LABELS,
-            gaps=[gap(labels[NESTED][FULL], labels[TUNED][FULL], margin=SIMILAR)],
-            command="B",
+            here=f"{full} → {every[NESTED][FULL]}; with `align` {before:.1f} → {aligned[ROW][FULL]}",
+            scale=by_all,
+            gaps=[gap(every[NESTED][FULL], full, margin=SIMILAR)],
+            command="D",
+        ),
+        Claim(
+            says="nested sizes lose at most 0.5 points to sizes cut, healed and trained alone (ours)",
+            paper="–",
+            here=versus(every, NESTED, HEALED),
+            scale=by_all,
+            gaps=gaps(every, NESTED, HEALED, margin=SIMILAR),
+            command="D",
         ),
         labelled("nested sizes lose at most 0.5 points to sizes cut and trained alone", BASE, margin=SIMILAR),
         labelled("it is better than a random start", "random"),
@@ -177,6 +188,12 @@ def claims(figures: Figures) -> list[Claim]:
     ]
 
 
+def _scale(rows: list[Row]) -> str:
+    """Show how long the rows of `all` were trained, and on what."""
+    steps, batch = (max(row[key] for row in rows if row[key]) for key in ("steps", "batch"))
+    return f"SmolLM2 135M; {steps} steps of {batch} of all 98,603 tuples"
+
+
 def _further(figures: Figures, paper: str) -> list[Claim]:
     """Whether sizes of a nested run that are trained further end above sizes that are cut and trained."""
     says, claims = "nested, then trained further, is the best start", []
@@ -185,13 +202,12 @@ def _further(figures: Figures, paper: str) -> list[Claim]:
         found = scores(rows)
         if not {FURTHER, BASE} <= found.keys():
             continue
-        steps, batch = (max(row[key] for row in rows if row[key]) for key in ("steps", "batch"))
         claims.append(
             Claim(
                 says=f"{says} ({rate})",
                 paper=paper,
                 here=versus(found, FURTHER, BASE),
-                scale=f"SmolLM2 135M; all 98,603 tuples, {steps} steps of {batch} and as many more",
+                scale=f"{_scale(rows)} and as many more",
                 gaps=gaps(found, FURTHER, BASE),
                 command="D",
             )

@@ -29,7 +29,7 @@ from trundle.methods.training import Prompts
 from trundle.model.heads import prompt_tokens
 from trundle.model.layout import layout_of
 from trundle.model.surgery import transformer_of
-from trundle.train.blocks import recomputed_blocks
+from trundle.train.blocks import changed_blocks
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
 PicoModel = Callable[[str], SentenceTransformer]
@@ -126,7 +126,7 @@ def test_caching_changes_no_gradient_even_with_dropout_and_checkpointing(
     batch = task.batches.load(np.asarray([0, 2, 4, 6, 8, 10]))
     plain = gradients(model, lambda: kept.losses[0](model, batch))
     alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
-    with recomputed_blocks(transformer_of(model).model):
+    with changed_blocks(transformer_of(model).model, recomputed=True):
         alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
         alike(gradients(model, lambda: kept.losses[0](model, batch)), plain)
     alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
@@ -161,7 +161,7 @@ def test_recomputed_blocks_keep_little_and_change_no_gradient(pico_model: PicoMo
         gradients(model, lambda: task.losses[0](model, batch)),
         count_saved(lambda: task.losses[0](model, batch)),
     )
-    with recomputed_blocks(transformer_of(model).model):
+    with changed_blocks(transformer_of(model).model, recomputed=True):
         alike(gradients(model, lambda: task.losses[0](model, batch)), plain)
         assert count_saved(lambda: task.losses[0](model, batch)) < 0.4 * saved
     assert count_saved(lambda: task.losses[0](model, batch)) == saved

@@ -12,7 +12,8 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
@@ -39,42 +40,34 @@ _NICENESS = 10
 
 
 @contextmanager
-def recomputed_blocks(backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside this context, the backward pass recomputes the inner states of each block."""
-    blocks = _blocks(backbone)
-    with _without_key_values(backbone):
+def changed_blocks(
+    *backbones: PreTrainedModel, compiled: bool = False, recomputed: bool = False
+) -> Iterator[None]:
+    """Inside this context, blocks are compiled when they first run, or the backward pass recomputes them.
+
+    With both, it calls the compiled block again: torch 2.11 can't compile recomputation with dropout.
+    """
+    changed = backbones if compiled or recomputed else ()
+    blocks = [block for backbone in changed for block in _blocks(backbone)]
+    with ExitStack() as stack:
+        if compiled:
+            check_compiler()
+            stack.enter_context(torch._dynamo.config.patch(recompile_limit=_GRAPHS))
+            # Else a batch whose length is equal to the width by chance is compiled for that case alone.
+            shapes: Any = torch.fx.experimental._config
+            stack.enter_context(shapes.patch(use_duck_shape=False))
+        for backbone in changed:
+            stack.enter_context(_without_key_values(backbone))
         for block in blocks:
-            block.forward = _recomputed(block.forward)
+            if compiled:
+                block.forward = torch.compile(block.forward, dynamic=True)
+            if recomputed:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         try:
             yield
         finally:
             for block in blocks:
                 del block.forward
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*inputs: Any, **named: Any) -> Any:
-        return checkpoint(forward, *inputs, use_reentrant=False, **named)
-
-    return run  # a partial of `checkpoint` would not be compiled: torch's tracer skips it
-
-
-@contextmanager
-def compiled_blocks(backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside this context, blocks are compiled when they first run, once for all of them."""
-    check_compiler()
-    blocks = _blocks(backbone)
-    limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS)
-    # Else a batch whose length is equal to the width by chance is compiled for that case alone.
-    shapes: Any = torch.fx.experimental._config
-    with _without_key_values(backbone), limit, shapes.patch(use_duck_shape=False):
-        for block in blocks:
-            block.compile(dynamic=True)
-        try:
-            yield
-        finally:
-            for block in blocks:
-                block._compiled_call_impl = None
 
 
 @contextmanager
@@ -105,7 +98,7 @@ def _compile() -> None:
     Thread(target=lambda: os._exit(1) if not os.read(0, 1) else None, daemon=True).start()
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     backbone = kind._from_config(config).to(device).train(dropout)
-    with fast_forward(backbone), compiled_blocks(backbone), sound_gradients():
+    with fast_forward(backbone), changed_blocks(backbone, compiled=True), sound_gradients():
         for texts, tokens in _COMPILED_BATCHES:
             mask = torch.ones(texts, tokens, dtype=torch.long, device=device)
             mask[0, -1] = 0

@@ -43,7 +43,7 @@ from trundle.teacher import teacher_kind
 from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, find_teacher, opened_key
-from trundle.train.blocks import can_compile, check_compiler, compiled_blocks, compiling_ahead, keeps_zeros
+from trundle.train.blocks import can_compile, changed_blocks, check_compiler, compiling_ahead, keeps_zeros
 from trundle.train.loop import TrainSettings
 from trundle.train.trainer import Computing, Schedule, cosine, leaf_cycles, linear, precision_for
 
@@ -244,7 +244,7 @@ def _train(
             compiled()
     with (
         nullcontext() if imitator is None else closing(imitator),
-        compiled_blocks(transformer_of(student).model) if compiles else nullcontext(),
+        changed_blocks(transformer_of(student).model, compiled=True) if compiles else nullcontext(),
     ):
         return run_training(
             student,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,13 +36,7 @@ from trundle.model.matrices import prunable
 from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of, with_modules
 from trundle.teacher.teacher import find_teacher
-from trundle.train.blocks import (
-    check_compiler,
-    compiled_blocks,
-    keep_zeros_in_adapter,
-    keeps_zeros,
-    recomputed_blocks,
-)
+from trundle.train.blocks import changed_blocks, check_compiler, keep_zeros_in_adapter, keeps_zeros
 from trundle.train.loop import TrainSettings
 from trundle.train.trainer import linear, precision_for
 
@@ -104,10 +97,7 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
         student, examples, validation, options, prompts=prompts, teacher=teacher, seed=context.seed
     )
     backbone = transformer_of(student).model
-    with (
-        recomputed_blocks(backbone) if options.gradient_checkpointing else nullcontext(),
-        compiled_blocks(backbone) if options.compile else nullcontext(),
-    ):
+    with changed_blocks(backbone, compiled=options.compile, recomputed=options.gradient_checkpointing):
         trained = training.run_training(
             student,
             task,

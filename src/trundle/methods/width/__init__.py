@@ -89,6 +89,7 @@ class _WidthOptions(Options):
     )
     warmup: int = Field(0, ge=0, description="Steps in which the learning rate rises.")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description=contract.PRECISION_HELP)
+    compile: bool = Field(False, description=contract.COMPILE_HELP)
 
 
 class _WidthPlan(Plan):

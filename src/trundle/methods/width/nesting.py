@@ -38,6 +38,7 @@ from trundle.teacher.labelling import encode_by_role
 from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, original_teacher
 from trundle.train.batches import Batches, Indices
+from trundle.train.blocks import changed_blocks
 from trundle.train.loop import TrainingTask
 from trundle.train.trainer import linear
 
@@ -166,15 +167,18 @@ def _nest_together(model: SentenceTransformer, plan: _WidthPlan, context: Contex
         task = TrainingTask(
             name="width", losses=nesting.objectives, batches=nesting.batches, validation=nesting.validation
         )
-        learned = run_training(
-            wide,
-            task,
-            training.settings,
-            key=[plan.model_dump(mode="json"), model_digest(model), training.learned_from],
-            schedule=training.shape,
-            context=context,
-            module=nest,
-        )
+        bodies = (wide, *(size.body for size in training.narrow))
+        backbones = (surgery.transformer_of(body).model for body in bodies)
+        with changed_blocks(*backbones, compiled=plan.options.compile):
+            learned = run_training(
+                wide,
+                task,
+                training.settings,
+                key=[plan.model_dump(mode="json"), model_digest(model), training.learned_from],
+                schedule=training.shape,
+                context=context,
+                module=nest,
+            )
         wide.max_seq_length = longest
         for size, loss in zip(sizes, nesting.losses(), strict=False):
             sizes[size]["validation"] = round(loss, 5)

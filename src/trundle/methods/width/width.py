@@ -26,6 +26,7 @@ from trundle.model.load import nested_in
 from trundle.model.nested import Selection, at_width, default_select, is_trained, untrained
 from trundle.model.surgery import Cut, narrow_modules, transformer_of
 from trundle.teacher.teacher import original_teacher
+from trundle.train.blocks import check_compiler
 
 
 def plan(model: SentenceTransformer, options: _WidthOptions, context: Context) -> _WidthPlan:
@@ -60,6 +61,8 @@ def _default_select(layout: Layout, narrowest: Fraction) -> _Select:
 def _check_training(model: SentenceTransformer, plan: _WidthPlan, cuts: list[Cut], context: Context) -> None:
     options, aligns = plan.options, plan.objective == "align"
     assert context.corpus is not None
+    if options.compile:
+        check_compiler()
     longest = model.max_seq_length or LONGEST
     if options.max_length is not None and aligns:
         raise BadInput("only contrast truncates texts to max_length; leave it out")
