@@ -97,12 +97,16 @@ class Levels:
         return gap(self.score(level), self.score("0"), f"{self.short}:", margin=most)
 
     def against(self, level: str) -> str:
+        """Show the model, and what a level changes."""
+        return f"{self.short}: {self.change(level)}"
+
+    def change(self, level: str) -> str:
         """Show the layers, the parameters and the change of the mean of all sets."""
         whole, small = (pick(self.rows, level=one)[0] for one in ("0", level))
         change = self.score(level).mean - self.score("0").mean
         share = 100 * (small["parameters"] / whole["parameters"] - 1)
         says = f"{small['layers']} of {whole['layers']} layers, {share:.0f}% parameters: {change:+.1f}"
-        return f"{self.short}: {signed(says)}"
+        return signed(says)
 
     def cells(self, level: str) -> list[str]:
         """Return layers, STS and retrieval of a level."""
@@ -220,7 +224,7 @@ class Training:
 
 def _training(figures: Figures) -> Claim:
     """Whether training takes as small a share of the time as of the layers."""
-    found = [Training(figures, model, gpu=False) for model in (FIRST, SECOND)]
+    found = [Training(figures, model, gpu=False, compile=False) for model in (FIRST, SECOND)]
     row = found[0].rows[0]
     return Claim(
         says=f"the time of training falls with the layers: its share is at most {SLOWER} points above theirs",

@@ -213,4 +213,4 @@ def _further(figures: Figures, paper: str) -> list[Claim]:
             )
         )
     missing = "the row itself: `--recipe nml-paper`, both sizes"
-    return claims or [Claim(says=says, paper=paper, here="–", scale=BY_LABELS, missing=missing, command="D")]
+    return claims or [Claim(says=says, paper=paper, here="–", scale="–", missing=missing, command="–")]

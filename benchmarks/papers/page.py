@@ -70,7 +70,7 @@ def summary(figures: dict[str, Figures]) -> str:
     changes = gaprune.Changes(figures["gaprune"]["rows"], gaprune.MODEL)
     dense, pruned = (changes.both(name, 50, gaprune.AFTER) for name in (gaprune.DENSE, gaprune.OURS))
     decoder = l3prune.Levels(figures["l3prune"], l3prune.FIRST, "published")
-    picks = "; ".join(decoder.against(level) for level in l3prune.PICKED)
+    picks = " points, ".join(decoder.change(level) for level in l3prune.PICKED)
     backbone = kept("align (LEAF), the backbone of all-MiniLM-L6-v2")
     shipped = "`compress --budget 12MB --student all-MiniLM-L6-v2 --minutes 20`, as shipped"
     return table(
@@ -83,7 +83,7 @@ def summary(figures: dict[str, Figures]) -> str:
             f"an embedder with too many layers | `depth` + `align` (`--recipe leaf`) | "
             f"{kept('depth (L³Prune), 6 of 12 layers, aligned')}",
             f"a decoder LLM that is to become an embedder | L³Prune: `--recipe l3prune-paper` | can't tell: "
-            f"{picks} points; the paper's 4 – 8B lose 0.3 and 5.1",
+            f"SmolLM2-135M has, with {picks} points; the paper's 4 – 8B lose 0.3 and 5.1",
             f"a need for several sizes of a model | NML: `--recipe nml`; `depth` keeps more at equal size | "
             f"{kept('width (NML), half of everything, aligned')}",
             "a large vocabulary, few languages | vocabulary: `--recipe vocabulary` | ends at the share of "
