@@ -3,6 +3,7 @@
     python benchmarks/speed.py loop MODEL
     python benchmarks/speed.py lora MODEL
     python benchmarks/speed.py layers DECODER --data TUPLES [-o FILE]
+    python benchmarks/speed.py captured MODEL --data TUPLES
     python benchmarks/speed.py precision MODEL --data TEXTS
     python benchmarks/speed.py nested MODEL
     python benchmarks/speed.py neurons MODEL
@@ -14,6 +15,7 @@
 loop       the training loop against a bare torch loop (goal: 0.9 or more)
 lora       a LoRA step of `contrast` against a script with peft (goal: 1.1 or less)
 layers     a LoRA step of `contrast` on the first layers of a model: time and, on a GPU, peak memory
+captured   a LoRA step of `contrast` as CUDA graphs against one whose blocks are recomputed (needs a GPU)
 precision  steps/s of `align` in bf16 against float32
 nested     a step of nested widths against the separate steps (time and memory)
 neurons    encoding with half of the MLP neurons, and what the FLOPs predict
@@ -36,7 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -75,6 +77,7 @@ from trundle.model.surgery import Cut, cut, transformer_of
 from trundle.model.tokens import make_tokeniser
 from trundle.train.batches import Batches, ByLength
 from trundle.train.blocks import changed_blocks
+from trundle.train.captured import captured_backbone
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
@@ -211,30 +214,14 @@ def by_peft(model: SentenceTransformer, examples: list[Example], options: argpar
 def layers(options: argparse.Namespace) -> None:
     model, gpu = load(options.model, device="cpu"), torch.cuda.is_available()
     of = layout_of(transformer_of(model).model).layers
-    count = options.steps * options.batch_size
-    examples = sample(read_corpus(options.data, seed=0).examples(), count, seed=0)
     way: Literal["fp32", "bf16"] = "bf16" if gpu else "fp32"
-    chosen = ContrastOptions(batch_size=options.batch_size, negatives=1, gradient_checkpointing=True)
-    settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=way)
-    prompts = {example.source: Prompts() for example in examples}
+    kept = [of * (100 - dropped) // 100 for dropped in harness.numbers(options.dropped)]
+    examples = tuples_for(options)
 
     def measure(keep: int) -> harness.Json:
         student = _frozen_copy(cut(model, Cut(blocks=tuple(range(keep)))), way)
-        student = student.to("cuda" if gpu else "cpu")
-        student.max_seq_length = options.tokens
-        _add_adapters(student, seed=0)
-        task = make_contrast_task(student, examples, [], chosen, prompts=prompts)
-        backbone = transformer_of(student).model
-        if gpu:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        with changed_blocks(backbone, compiled=options.compile, recomputed=True):
-            if options.compile:
-                trained(student, task, replace(settings, steps=1))
-            seconds = trained(student, task, settings).seconds / options.steps
-        return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated() if gpu else 0}
+        return adapter_steps(student, examples, options, way, captures=gpu)
 
-    kept = [of * (100 - dropped) // 100 for dropped in harness.numbers(options.dropped)]
     found = harness.interleave({str(keep): partial(measure, keep) for keep in kept}, options.rounds)
     rows = []
     for keep in kept:
@@ -246,6 +233,60 @@ def layers(options: argparse.Namespace) -> None:
     if options.output:
         told = {key: getattr(options, key) for key in ("batch_size", "tokens", "steps", "compile")}
         harness.write_json(options.output, {"of": of, "rows": rows, "conditions": told})
+
+
+def captured(options: argparse.Namespace) -> None:
+    model = load(options.model, device="cpu")
+    ways, examples = {"recomputed": False, "captured": True}, tuples_for(options)
+
+    def measure(*, captures: bool) -> harness.Json:
+        return adapter_steps(_frozen_copy(model, "bf16"), examples, options, "bf16", captures=captures)
+
+    found = harness.interleave(
+        {name: partial(measure, captures=captures) for name, captures in ways.items()}, options.rounds
+    )
+    for key in ("seconds", "bytes"):
+        ours, theirs = ([each[key] for each in found[name]] for name in ("captured", "recomputed"))
+        print(
+            f"{key} of a step as CUDA graphs: {statistics.median(ours):.4g}, of a step whose blocks are "
+            f"recomputed: {statistics.median(theirs):.4g}; ratio {harness.ratio_of(ours, theirs)}"
+        )
+
+
+def tuples_for(options: argparse.Namespace) -> list[Example]:
+    """Sample the tuples of all steps."""
+    return sample(read_corpus(options.data, seed=0).examples(), options.steps * options.batch_size, seed=0)
+
+
+def adapter_steps(
+    student: SentenceTransformer,
+    examples: list[Example],
+    options: argparse.Namespace,
+    way: Any,
+    *,
+    captures: bool,
+) -> harness.Json:
+    """Train adapters twice on the same batches; return seconds of a step of the second time, and memory.
+
+    Graphs are captured and blocks compiled the first time.
+    """
+    gpu = torch.cuda.is_available()
+    chosen = ContrastOptions(batch_size=options.batch_size, negatives=1, mini_batch=options.mini_batch)
+    settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=way)
+    student = student.to("cuda" if gpu else "cpu")
+    student.max_seq_length = options.tokens
+    _add_adapters(student, seed=0)
+    prompts = {example.source: Prompts() for example in examples}
+    task = make_contrast_task(student, examples, [], chosen, prompts=prompts, captured=captures)
+    backbone = transformer_of(student).model
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    graphs = captured_backbone(backbone, longest=options.tokens, say=print) if captures else nullcontext()
+    with changed_blocks(backbone, compiled=options.compile, recomputed=not captures), graphs:
+        for _ in range(2):
+            seconds = trained(student, task, settings).seconds / options.steps
+    return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated() if gpu else 0}
 
 
 def precision(options: argparse.Namespace) -> None:
@@ -462,6 +503,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] =
     "loop": (loop, {"steps": 40, "rounds": 7, "batch_size": 32}),
     "lora": (lora, {"steps": 20, "rounds": 5, "batch_size": 16}),
     "layers": (layers, {"steps": 10, "rounds": 3, "batch_size": 64}),
+    "captured": (captured, {"steps": 10, "rounds": 3, "batch_size": 64}),
     "precision": (precision, {"steps": 60, "rounds": 3, "batch_size": 32}),
     "nested": (nested, {"rounds": 20, "batch_size": 64}),
     "neurons": (neurons, {"rounds": 5, "batch_size": 32}),
@@ -475,15 +517,20 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], harness.Json]] =
 def main() -> None:
     parser = harness.make_parser(__doc__, *COMMANDS)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--data", nargs="+", help="layers: tuples; precision, texts: texts; evaluate: tasks")
-    parser.add_argument("--steps", type=int, help="loop, lora, layers, precision")
+    parser.add_argument(
+        "--data", nargs="+", help="layers, captured: tuples; precision, texts: texts; evaluate: tasks"
+    )
+    parser.add_argument("--steps", type=int, help="loop, lora, layers, captured, precision")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="loop, lora")
     parser.add_argument("--widths", default="1/2,1/4", help="nested")
     parser.add_argument("--mlp", action="store_true", help="nested: narrow MLPs too")
-    parser.add_argument("--tokens", type=int, default=64, help="nested, layers: tokens of a text, at most")
-    parser.add_argument("--compile", action="store_true", help="layers: compile them before")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="nested, layers, captured: tokens of a text, at most"
+    )
+    parser.add_argument("--compile", action="store_true", help="layers, captured: compile them before")
+    parser.add_argument("--mini-batch", type=int, help="layers, captured: texts in memory at once")
     parser.add_argument("--dropped", default="0,30,50,80", help="layers: percentages of the layers to drop")
     parser.add_argument("--sparsity", type=int, default=50, help="neurons: percentage removed")
     parser.add_argument("--seconds", type=float, default=2.0, help="bench: of each measurement")

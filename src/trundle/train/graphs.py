@@ -21,20 +21,15 @@ from torch import Tensor, nn
 from trundle.errors import BadInput
 from trundle.model.encode import free_gpu_memory, sound_gradients
 from trundle.train.batches import _IN_PARTS, Batches, ByBucket, _LoadedPart
+from trundle.train.captured import WARM_UP, CaptureFailed, capture, random_state, run_beside, set_random_state
 from trundle.train.trainer import _Loss, _Trainer
 
 _B = TypeVar("_B")
 
-_WARM_UP = 2
-"""Runs before a capture, in which libraries choose their kernels and compiled blocks are compiled."""
 _IN_FLIGHT = 16
 """Steps that the host may be ahead of the GPU."""
 _HISTORY = 4096
 """Steps whose losses the GPU keeps until they are read."""
-
-
-class _CaptureFailed(Exception):
-    """The model can't be captured in a graph; the plain trainer still works."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class _GraphTrainer(_Trainer[_B]):
     def prepare(self, say: Callable[[str], None]) -> None:
         """Captures the graphs, the longest texts first; raises `CaptureFailed` if that is not possible."""
         self._module.train(self._dropout)
-        rng = torch.cuda.get_rng_state(self.device) if self.on_gpu else torch.get_rng_state()
+        rng = random_state(self.device)
         pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         most = math.inf  # tokens in a part
         computings = {self.exact, False}
@@ -96,9 +91,9 @@ class _GraphTrainer(_Trainer[_B]):
                     most = width * size - 1
                 self._parts[width, exact] = part
             self.exact = max(computings)
-            (torch.cuda.set_rng_state if self.on_gpu else torch.set_rng_state)(rng)
+            set_random_state(rng, self.device)
             self._make_optimizer()
-            self._update = self._captured(self._step_weights, pool)
+            self._update = capture(self._step_weights, self.device, pool)
 
     def _fitting(self, width: int, most: float) -> int:
         """The texts of a part with at most so many tokens, of which several make up a batch."""
@@ -119,42 +114,18 @@ class _GraphTrainer(_Trainer[_B]):
             self._loss.add_(loss.detach())
 
         try:
-            for _ in range(_WARM_UP):
-                self._beside(run)
-            replay = self._captured(run, pool)
+            for _ in range(WARM_UP):
+                run_beside(run, self.device)
+            replay = capture(run, self.device, pool)
         except torch.OutOfMemoryError as error:
             if size == 1:
-                raise _CaptureFailed("the GPU has no memory for them") from error
+                raise CaptureFailed("the GPU has no memory for them") from error
             replay = None
         # After the except block, because its traceback holds the tensors that did not fit.
         self._clear_gradients()
         if replay is None:
             free_gpu_memory()
         return None if replay is None else _Part(positions, replay)
-
-    def _beside(self, run: Callable[[], None]) -> None:
-        """Runs on another stream, as torch asks for before a capture."""
-        if not self.on_gpu:
-            run()
-            return
-        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-
-    def _captured(self, run: Callable[[], None], pool: Any) -> Callable[[], None]:
-        if not self.on_gpu:
-            return run
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=pool):
-                run()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise _CaptureFailed(str(error).splitlines()[0]) from error
-        return graph.replay
 
     def _clear_gradients(self) -> None:
         for weight in self._weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from trundle.model.save import model_digest
 from trundle.model.surgery import transformer_of, with_modules
 from trundle.teacher.teacher import find_teacher
 from trundle.train.blocks import changed_blocks, check_compiler, keep_zeros_in_adapter, keeps_zeros
+from trundle.train.captured import captured_backbone
 from trundle.train.loop import TrainSettings
 from trundle.train.trainer import linear, precision_for
 
@@ -93,11 +95,23 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
         adapted = replace(adapted, weights=tuple(whole.parameters()))
         keep_zeros = False  # the adapters keep them
     teacher = _teacher(model, options, context)
+    # Recomputing blocks one by one takes less memory than a graph of all of them.
+    captures = torch.cuda.is_available() and not options.gradient_checkpointing
     task = make_contrast_task(
-        student, examples, validation, options, prompts=prompts, teacher=teacher, seed=context.seed
+        student,
+        examples,
+        validation,
+        options,
+        prompts=prompts,
+        teacher=teacher,
+        seed=context.seed,
+        captured=captures,
     )
-    backbone = transformer_of(student).model
-    with changed_blocks(backbone, compiled=options.compile, recomputed=options.gradient_checkpointing):
+    backbone, say = transformer_of(student).model, context.progress.say
+    with (
+        changed_blocks(backbone, compiled=options.compile, recomputed=options.gradient_checkpointing),
+        captured_backbone(backbone, longest=plan.max_length, say=say) if captures else nullcontext(),
+    ):
         trained = training.run_training(
             student,
             task,
@@ -285,6 +299,8 @@ def _add_adapters(
         if weight.requires_grad:  # peft gives adapters the precision of their matrix
             weight.data = weight.data.float()
     layers: list[Any] = [backbone.get_submodule(matrix.name) for matrix in matrices]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False  # autocast converts what a matrix reads, not all that it keeps
     finish = []
     if keep_zeros:
         for matrix, layer in zip(matrices, layers, strict=True):

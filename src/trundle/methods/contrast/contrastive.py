@@ -36,6 +36,8 @@ from trundle.train.loop import TrainingTask
 TEMPERATURE = 0.05
 _TEXTS_ON_GPU = 256
 """Texts per forward pass, at least: with a small model, a GPU spends its time on launching kernels."""
+_TEXTS_IN_GRAPH = 64
+"""Texts per forward pass in a CUDA graph: as fast as 256, in half the memory."""
 _RANKING_WEIGHT = 20.0
 """Weight of InfoNCE relative to AnglE in `infonce+angle`."""
 
@@ -117,12 +119,17 @@ def make_contrast_task(
     prompts: Mapping[str, Prompts],
     teacher: SentenceTransformer | None = None,
     seed: int = 0,
+    captured: bool = False,
 ) -> TrainingTask[_TupleBatch]:
-    """Makes batches of tuples from one source each, with the loss of `options`; `prompts` are by source."""
+    """Makes batches of tuples from one source each, with the loss of `options`; `prompts` are by source.
+
+    `captured`: the backbone will be inside `captured_backbone`, which recomputes each chunk itself.
+    """
     if len(examples) < 2:
         raise BadInput(f"{len(examples)} labelled tuple is too few to train on; pass at least 2")
     size, on_gpu = options.batch_size, torch.accelerator.is_available()
-    chunk = options.mini_batch or (max(size, _TEXTS_ON_GPU) if on_gpu else size)
+    chunk = _TEXTS_IN_GRAPH if captured else max(size, _TEXTS_ON_GPU) if on_gpu else size
+    chunk = options.mini_batch or chunk
 
     def batches(of: Sequence[Example]) -> Batches[_TupleBatch]:
         numbers = {source: number for number, source in enumerate(dict.fromkeys(e.source for e in of))}
@@ -133,7 +140,7 @@ def make_contrast_task(
     loss = _ContrastLoss(
         objective=options.objective,
         temperature=options.temperature,
-        cached=options.mini_batch is not None,
+        cached=options.mini_batch is not None and not captured,
         teacher=teacher,
     )
     return TrainingTask(

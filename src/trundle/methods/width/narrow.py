@@ -56,20 +56,23 @@ class _NarrowModel(nn.Module):
         rest = [copy.deepcopy(module) for module in list(wide)[1:]]
         pooled = surgery.narrow_modules(rest, what.hidden or tuple(range(before.sizes["hidden"])))
         weights = dict(backbone.named_parameters())
-        self._parts: _Parts = {
-            f"0.model.{parameter.name}": (
+        parts: _Parts = {
+            parameter.name: (
                 weights[parameter.name],
                 tuple(_along(axis, parameter, before, what, wide.device) for axis in parameter.axes),
             )
             for parameter in before.parameters
-        } | _parts_after(wide, rest, pooled)
+        }
+        # A function of tokens alone, so that it can be captured as a graph.
+        inner = copy.copy(small)
+        small.forward = lambda **inputs: functional_call(inner, _all_sliced(parts), kwargs=inputs)
+        self._parts = _parts_after(wide, rest, pooled)
         self.body = surgery.with_modules(wide, [twin, *map(_without_weights, rest)])
         self.own = nn.ModuleList(own)
         self.to(backbone.device).train(backbone.training)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        weights = {name: _sliced(weight, kept) for name, (weight, kept) in self._parts.items()}
-        outputs: dict[str, Any] = functional_call(self.body, weights, (features,))
+        outputs: dict[str, Any] = functional_call(self.body, _all_sliced(self._parts), (features,))
         for module in self.own:
             outputs = module(outputs)
         return outputs
@@ -80,6 +83,10 @@ def _without_weights(module: nn.Module) -> nn.Module:
         for name in inner._parameters:
             inner._parameters[name] = None
     return module
+
+
+def _all_sliced(parts: _Parts) -> dict[str, Tensor]:
+    return {name: _sliced(weight, kept) for name, (weight, kept) in parts.items()}
 
 
 def _sliced(weight: Tensor, kept: tuple[_AxisSlice, ...]) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -39,6 +40,7 @@ from trundle.teacher.targets import Targets
 from trundle.teacher.teacher import Teacher, original_teacher
 from trundle.train.batches import Batches, Indices
 from trundle.train.blocks import changed_blocks
+from trundle.train.captured import captured_backbone
 from trundle.train.loop import TrainingTask
 from trundle.train.trainer import linear
 
@@ -61,6 +63,22 @@ class _Nest(nn.Module):
     @property
     def models(self) -> tuple[nn.Module, ...]:
         return (self.wide, *self.narrow)
+
+    @property
+    def backbones(self) -> list[Any]:
+        narrow: Any = self.narrow
+        bodies = (self.wide, *(size.body for size in narrow))
+        return [surgery.transformer_of(body).model for body in bodies]
+
+
+@contextmanager
+def _captured(nest: _Nest, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside this context, all sizes make their passes as CUDA graphs."""
+    wide, longest = nest.backbones[0], nest.wide.max_seq_length or LONGEST
+    with ExitStack() as graphs:
+        for backbone in nest.backbones:
+            graphs.enter_context(captured_backbone(backbone, of=wide, longest=longest, say=say))
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +185,11 @@ def _nest_together(model: SentenceTransformer, plan: _WidthPlan, context: Contex
         task = TrainingTask(
             name="width", losses=nesting.objectives, batches=nesting.batches, validation=nesting.validation
         )
-        bodies = (wide, *(size.body for size in training.narrow))
-        backbones = (surgery.transformer_of(body).model for body in bodies)
-        with changed_blocks(*backbones, compiled=plan.options.compile):
+        backbones, captures = nest.backbones, torch.cuda.is_available()
+        with (
+            changed_blocks(*backbones, compiled=plan.options.compile),
+            _captured(nest, context.progress.say) if captures else nullcontext(),
+        ):
             learned = run_training(
                 wide,
                 task,
@@ -275,7 +295,15 @@ def _contrast_training(
     prompts = prompts_by_file(wide, {}, [*examples, *validation])
     return _NestedTraining(
         narrow=[_NarrowModel(wide, cut) for cut in cuts.values()],
-        task=make_contrast_task(wide, examples, validation, options, prompts=prompts, seed=context.seed),
+        task=make_contrast_task(
+            wide,
+            examples,
+            validation,
+            options,
+            prompts=prompts,
+            seed=context.seed,
+            captured=torch.cuda.is_available(),
+        ),
         settings=contrast.settings_for(options, context.seed),
         shape=linear(),
         learned_from=fingerprint([*examples, "validation", *validation]),
