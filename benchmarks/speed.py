@@ -220,7 +220,7 @@ def layers(options: argparse.Namespace) -> None:
 
     def measure(keep: int) -> harness.Json:
         student = _frozen_copy(cut(model, Cut(blocks=tuple(range(keep)))), way)
-        return adapter_steps(student, examples, options, way, captures=gpu)
+        return adapter_steps(student, examples, options, way, captures=False)
 
     found = harness.interleave({str(keep): partial(measure, keep) for keep in kept}, options.rounds)
     rows = []

@@ -4,6 +4,7 @@
     python benchmarks/vocabulary.py glue   MODEL --data DIR -o glue/ [--seeds 0,1,2]
     python benchmarks/vocabulary.py tokens MODEL --data DIR -o tokens.json
     python benchmarks/vocabulary.py cost   MODEL --data DIR -o cost.json
+    python benchmarks/vocabulary.py shape  --data TEXTS -o FOLDER
     python benchmarks/vocabulary.py speed  --data TEXTS
 
 DIR has the tasks and texts (classification/, pairs/, retrieval/, sts/, triplets/, texts/).
@@ -20,6 +21,8 @@ tokens  table 2: how many tokens a task's texts use, and how unevenly. `top_fift
         occur in `train`
 cost    table 3: parameters, bytes, peak memory of a process, and CPU time per text of the full model and of
         two cut ones
+shape   make a model of ModernBERT-base's shape for `cost`: random weights, and a byte-level BPE vocabulary of
+        as many tokens that is trained on the texts
 speed   how long a byte-level BPE vocabulary of 250,000 tokens takes to cut, and how much of it is tokenising
 """
 
@@ -32,7 +35,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -45,7 +48,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+from transformers import AutoModel, AutoTokenizer, ModernBertConfig, PreTrainedTokenizerFast, XLMRobertaConfig
 
 import harness
 from harness import Json, names
@@ -103,7 +106,8 @@ BASELINES = {"magnitude": 0.0, "low-rank": 1.0, "low-rank+sparse": 0.5}
 COMPARED = ",".join(("full", *VOCABULARIES, *BASELINES))
 TIMES = {"short": 18, "long": 3}
 """Texts of each kind in a round: a multiple of the number of models, so that each is first equally often."""
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+ENCLOSING = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
 SIZE, KEPT, READ = 250_000, 30_000, 200_000
 
 
@@ -394,39 +398,53 @@ def milliseconds(made: Sequence[SentenceTransformer], texts: Sequence[str]) -> l
     return [round(1e3 * seconds / len(texts), 3) for seconds in spent]
 
 
-def pico_model(texts: Sequence[str], folder: Path) -> SentenceTransformer:
-    """Train a byte-level BPE tokenizer and put it on a tiny body."""
+def bpe_model(
+    texts: Sequence[str], size: int, special: Mapping[str, str], config: Any
+) -> SentenceTransformer:
+    """Train a byte-level BPE tokenizer of `size` tokens and put it on a body with random weights.
+
+    `special` are the tokens by their names in transformers; texts begin and end with the first two.
+    """
+    first, last, *_ = found = list(dict.fromkeys(special.values()))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE,
-        special_tokens=SPECIAL,
+        vocab_size=size,
+        special_tokens=found,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
         min_frequency=1,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens(found)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single=f"{first} $A {last}", special_tokens=[(first, 0), (last, 1)]
     )
-    marks = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **marks)  # type: ignore[no-untyped-call]
-    config = XLMRobertaConfig(
-        vocab_size=len(wrapped), hidden_size=64, num_hidden_layers=2, intermediate_size=128
-    )
-    config.update({"num_attention_heads": 4, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2})
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **special)  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
-    XLMRobertaModel(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
-    wrapped.save_pretrained(folder)
-    return SentenceTransformer(modules=[Transformer(str(folder)), Pooling(64)], device="cpu")
+    with tempfile.TemporaryDirectory() as scratch:
+        config.update({"vocab_size": len(wrapped), "pad_token_id": wrapped.pad_token_id})
+        AutoModel.from_config(config).save_pretrained(scratch)
+        wrapped.save_pretrained(scratch)
+        body = Transformer(scratch)
+    return SentenceTransformer(modules=[body, Pooling(config.hidden_size)], device="cpu")
+
+
+def shape(options: argparse.Namespace) -> None:
+    texts = sample((text.text for text in read_texts(str(options.data))), options.rows or READ, seed=0)
+    config = ModernBertConfig()
+    model = bpe_model(texts, config.vocab_size, ENCLOSING, config)
+    model.save(str(options.output))
+    print(f"{len(model.tokenizer):,} tokens, {parameters(model):,} parameters: {options.output}")
 
 
 def speed(options: argparse.Namespace) -> None:
     texts = sample((text.text for text in read_texts(str(options.data))), options.rows or READ, seed=0)
     with tempfile.TemporaryDirectory() as scratch:
-        model = pico_model(texts, Path(scratch) / "body")
+        config = XLMRobertaConfig(hidden_size=64, num_hidden_layers=2, intermediate_size=128)
+        config.update({"num_attention_heads": 4})
+        model = bpe_model(texts, SIZE, SPECIAL, config)
         context = Context(original=model, corpus=harness.training_corpus(texts))
 
         def tokenise() -> None:
@@ -444,13 +462,15 @@ def speed(options: argparse.Namespace) -> None:
     )
 
 
-COMMANDS = {"cuts": cuts, "glue": glue, "tokens": tokens, "cost": cost, "speed": speed}
+COMMANDS = {"cuts": cuts, "glue": glue, "tokens": tokens, "cost": cost, "shape": shape, "speed": speed}
 
 
 def main() -> None:
     parser = harness.make_parser(__doc__, *COMMANDS)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--data", required=True, type=Path, help="folder of the tasks, or of texts for speed")
+    parser.add_argument(
+        "--data", required=True, type=Path, help="folder of the tasks, or of texts for shape and speed"
+    )
     parser.add_argument("--removed", help="percentages of all parameters")
     parser.add_argument("--tokens", type=int, help="glue: percentage of the tokens to keep, instead")
     parser.add_argument("--characters", default="auto", choices=("auto", "all", "seen"), help="cuts, glue")
@@ -461,7 +481,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="cuts")
     parser.add_argument("--tasks", default="SST2,CoLA,MRPC,RTE", help="glue")
     parser.add_argument("--methods", default=COMPARED, help="glue")
-    parser.add_argument("--rows", type=int, help="glue: training rows of a task at most; speed: texts")
+    parser.add_argument("--rows", type=int, help="glue: training rows of a task at most; shape, speed: texts")
     parser.add_argument("--epochs", type=int, default=3, help="glue")
     parser.add_argument("--seeds", default="0", help="glue")
     parser.add_argument("--at-once", type=int, default=1, help="glue: processes")
@@ -469,8 +489,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="cost")
     parser.add_argument("-o", "--output", help="file, or folder for glue")
     options = parser.parse_args()
-    if options.what != "speed" and not (options.model and options.output):
-        parser.error("pass MODEL and -o")
+    if options.what != "speed" and not options.output:
+        parser.error("pass -o")
+    if options.what not in ("shape", "speed") and not options.model:
+        parser.error("pass MODEL")
     COMMANDS[options.what](options)
 
 

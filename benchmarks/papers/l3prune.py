@@ -118,19 +118,13 @@ class Levels:
 
 def claims(figures: Figures) -> list[Claim]:
     """Return the rows of the paper's table."""
-    models = [Levels(figures, model) for model in (FIRST, SECOND)]
-    small, large = models
+    small, large = (Levels(figures, model) for model in (FIRST, SECOND))
     scale = "SmolLM2 135M, Qwen 494M (from 4-bit files); 1,000 steps of 64, 64 tokens, scale 20"
-
-    def cut(says: str, paper: str, level: str, most: float) -> Claim:
-        here = "; ".join(model.against(level) for model in models)
-        gaps = [model.lost(level, most) for model in models]
-        return Claim(says=says, paper=paper, here=here, scale=scale, gaps=gaps, command="A, B")
 
     as_published = Levels(figures, FIRST, "published")
 
-    def picked(says: str, paper: str, level: str, most: float) -> Claim:
-        """The layers that the curve picks at the authors' scale, with instructions."""
+    def cut(says: str, paper: str, level: str, most: float) -> Claim:
+        """A cut model trained at the authors' scale, with instructions."""
         row = as_published.rows[0]
         length = f"{row['steps']:,} steps of {row['batch_size']}, {row['max_length']} tokens"
         return Claim(
@@ -146,8 +140,8 @@ def claims(figures: Figures) -> list[Claim]:
     return [
         _shape(figures),
         _training(figures),
-        picked("*large* costs at most 0.5 points", "−21% parameters: −0.3", "large", NEGLIGIBLE),
-        picked("*small* costs at most 6 points", "−74% parameters: −5.1", "small", MODEST),
+        cut("*large* costs at most 0.5 points", "−21% parameters: −0.3", "large", NEGLIGIBLE),
+        cut("*small* costs at most 6 points", "−74% parameters: −5.1", "small", MODEST),
         cut("30% of the layers cost at most 0.5 points", "Mistral-7B −0.1, Phi-3 −0.5", "30", NEGLIGIBLE),
         cut("80% of the layers cost at most 6 points", "LLaMA-3-8B −5.3", "80", MODEST),
         Claim(
@@ -257,7 +251,9 @@ def _levels(figures: Figures, settings: str) -> str:
     paper = {row["level"]: row["says"] for row in figures["paper"]}
     picked = PICKED if settings == "levels" else ()  # of another curve
     rows = []
-    for level in dict.fromkeys(row["level"] for row in models[0].rows):
+    for level in dict.fromkeys(
+        row["level"] for row in sorted(models[0].rows, key=lambda row: -row["layers"])
+    ):
         name = f"*{level}*" if level in PICKED else f"{level}%"
         if level not in picked:
             cells = [*models[0].cells(level), *models[1].cells(level)]

@@ -82,7 +82,7 @@ def summary(figures: dict[str, Figures]) -> str:
             f"{kept(shipped)}; two runs of 20 minutes on one GPU were half a point apart",
             f"an embedder with too many layers | `depth` + `align` (`--recipe leaf`) | "
             f"{kept('depth (L³Prune), 6 of 12 layers, aligned')}",
-            f"a decoder LLM that is to become an embedder | L³Prune: `--recipe l3prune-paper` | can't tell: "
+            f"a decoder LLM that is to become an embedder | L³Prune: `--recipe l3prune-paper` | "
             f"SmolLM2-135M has, with {picks} points; the paper's 4 – 8B lose 0.3 and 5.1",
             f"a need for several sizes of a model | NML: `--recipe nml`; `depth` keeps more at equal size | "
             f"{kept('width (NML), half of everything, aligned')}",
