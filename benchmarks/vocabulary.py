@@ -48,7 +48,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, ModernBertConfig, PreTrainedTokenizerFast, XLMRobertaConfig
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaConfig
 
 import harness
 from harness import Json, names
@@ -425,7 +425,7 @@ def bpe_model(
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
         config.update({"vocab_size": len(wrapped), "pad_token_id": wrapped.pad_token_id})
-        AutoModel.from_config(config).save_pretrained(scratch)
+        AutoModel.from_config(config).save_pretrained(scratch)  # type: ignore[no-untyped-call]
         wrapped.save_pretrained(scratch)
         body = Transformer(scratch)
     return SentenceTransformer(modules=[body, Pooling(config.hidden_size)], device="cpu")
@@ -433,7 +433,7 @@ def bpe_model(
 
 def shape(options: argparse.Namespace) -> None:
     texts = sample((text.text for text in read_texts(str(options.data))), options.rows or READ, seed=0)
-    config = ModernBertConfig()
+    config = AutoConfig.for_model("modernbert")
     model = bpe_model(texts, config.vocab_size, ENCLOSING, config)
     model.save(str(options.output))
     print(f"{len(model.tokenizer):,} tokens, {parameters(model):,} parameters: {options.output}")

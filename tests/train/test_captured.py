@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -110,17 +111,23 @@ def test_adapters_learn_the_same(device: str, pico_model: Any) -> None:
     assert weight_difference(found[0], weights_of(pico_model("llama")), share=0.99) > 1e-3
 
 
-@pytest.mark.parametrize("error", [captured.CaptureFailed("no"), torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize("error", [captured._CaptureFailed("no"), torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize("before", [0, 2])
 def test_a_failed_capture_is_said_once_and_changes_no_gradient(
-    error: Exception, pico_model: Any, monkeypatch: pytest.MonkeyPatch
+    error: Exception, before: int, pico_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_words: Any, **_more: Any) -> Any:
-        raise error
+    """Whatever was captured before it: the first shape of a step may fit, and the second one not."""
+    calls = itertools.count()
+
+    def fail(run: Any, *_words: Any, **_more: Any) -> Any:
+        if next(calls) >= before:
+            raise error
+        return run
 
     model = copy.deepcopy(pico_model("bert")).eval()
     task, said = task_of(model), list[str]()
     plain = gradients(model, task)
-    monkeypatch.setattr(captured, "capture", fail)
+    monkeypatch.setattr(captured, "_capture", fail)
     with captured_backbone(transformer_of(model).model, longest=64, say=said.append):
         found = gradients(model, task)
     assert [line.partition(":")[0] for line in said] == [

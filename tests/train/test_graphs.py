@@ -167,7 +167,7 @@ def test_a_batch_that_does_not_fit_is_processed_in_parts(pico_model, targets, mo
 
 def test_a_model_that_can_not_be_captured_is_trained_by_plain_steps(pico_model, targets, monkeypatch) -> None:
     def refuse(_self, _say):
-        raise graphs.CaptureFailed("operation not permitted")
+        raise graphs._CaptureFailed("operation not permitted")
 
     monkeypatch.setattr(graphs._GraphTrainer, "prepare", refuse)
     model = copy.deepcopy(pico_model("bert"))

@@ -38,7 +38,7 @@ class Linear:
     part: _Part
 
 
-class Conv1D(Linear):
+class _Conv1D(Linear):
     """A matrix stored as (in, out), as in GPT-2."""
 
 
@@ -68,7 +68,7 @@ def _axes_of(member: _Member, parameter: str) -> _Axes:
     if parameter == "bias":
         return (member.rows,)
     stored = (member.rows, member.columns)
-    return stored[::-1] if isinstance(member, Conv1D) else stored
+    return stored[::-1] if isinstance(member, _Conv1D) else stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,10 +315,10 @@ _FAMILIES: tuple[_Family, ...] = (
             "ln_f": Norm("hidden"),
         },
         inside={
-            "attn.c_attn": Conv1D("q+k+v", "hidden", "attention"),
-            "attn.c_proj": Conv1D("hidden", "o", "attention"),
-            "mlp.c_fc": Conv1D("mlp", "hidden", "mlp"),
-            "mlp.c_proj": Conv1D("hidden", "mlp", "mlp"),
+            "attn.c_attn": _Conv1D("q+k+v", "hidden", "attention"),
+            "attn.c_proj": _Conv1D("hidden", "o", "attention"),
+            "mlp.c_fc": _Conv1D("mlp", "hidden", "mlp"),
+            "mlp.c_proj": _Conv1D("hidden", "mlp", "mlp"),
         }
         | _norms("ln_1", "ln_2"),
     ),

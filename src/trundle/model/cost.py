@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
 
-from trundle.model.anatomy import _BY_MODEL_TYPE, Conv1D, _Part, _Table
+from trundle.model.anatomy import _BY_MODEL_TYPE, _Conv1D, _Part, _Table
 from trundle.model.heads import _modules_without_head
 from trundle.model.layout import Layout, _shrunk, layout_of
 from trundle.model.matrices import BLOCK, fits_grid
@@ -183,7 +183,7 @@ def _layout_cost(layout: Layout, heads: Sequence[_Tensor], length: int) -> Cost:
             parameter.part,
             looked_up=isinstance(parameter.member, _Table),
             token_table=parameter.axes[0] == "vocab",
-            transposed=isinstance(parameter.member, Conv1D),
+            transposed=isinstance(parameter.member, _Conv1D),
         )
         for parameter in layout.parameters
     ]

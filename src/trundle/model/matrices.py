@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from trundle.errors import ImpossibleCut
-from trundle.model.anatomy import _BY_MODEL_TYPE, Conv1D, terms
+from trundle.model.anatomy import _BY_MODEL_TYPE, _Conv1D, terms
 from trundle.model.layout import Layout, Parameter, layout_of
 from trundle.model.static import static_table
 from trundle.model.surgery import transformer_of
@@ -62,7 +62,7 @@ def prunable(layout: Layout, *, attention: bool = False) -> tuple[Matrix, ...]:
     for parameter in layout.parameters:
         if parameter.block is None or not parameter.multiplies or parameter.part not in parts:
             continue
-        transposed = isinstance(parameter.member, Conv1D)
+        transposed = isinstance(parameter.member, _Conv1D)
         rows, columns = reversed(parameter.axes) if transposed else parameter.axes
         name, block = parameter.name.removesuffix(".weight"), parameter.block
         inside = name.removeprefix(f"{layout.family.blocks}.{block}.")
@@ -185,7 +185,7 @@ def grid_weights(model: SentenceTransformer) -> list[tuple[nn.Parameter, bool]]:
         for parameter in layout_of(backbone).parameters:
             if _rounds(parameter):
                 weight = backbone.get_parameter(parameter.name)
-                found.append((weight, isinstance(parameter.member, Conv1D)))
+                found.append((weight, isinstance(parameter.member, _Conv1D)))
     for module in list(model)[1:]:
         found += [(weight, False) for weight in module.parameters() if weight.ndim == 2]
     return [

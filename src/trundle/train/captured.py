@@ -23,19 +23,19 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from trundle.model.encode import free_gpu_memory
 
-Replay = Callable[[], None]
+_Replay = Callable[[], None]
 
-WARM_UP = 2
+_WARM_UP = 2
 """Runs before a capture, in which libraries choose their kernels and compiled blocks are compiled."""
 _FINEST = 16
 """Sizes up to four times this are padded to a multiple of it; above, to a quarter of a power of two."""
 
 
-class CaptureFailed(Exception):
+class _CaptureFailed(Exception):
     """The model can't be captured in a graph; plain steps still work."""
 
 
-def run_beside(run: Replay, device: torch.device) -> None:
+def _run_beside(run: _Replay, device: torch.device) -> None:
     """Runs on another stream, as torch asks for before a capture."""
     if device.type != "cuda":
         run()
@@ -47,9 +47,9 @@ def run_beside(run: Replay, device: torch.device) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def capture(
-    run: Replay, device: torch.device, pool: Any, *, mode: Literal["global", "thread_local"] = "global"
-) -> Replay:
+def _capture(
+    run: _Replay, device: torch.device, pool: Any, *, mode: Literal["global", "thread_local"] = "global"
+) -> _Replay:
     """Returns a function that replays `run`. While it captures in another mode, other threads may copy."""
     if device.type != "cuda":
         return run
@@ -60,7 +60,7 @@ def capture(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise CaptureFailed(str(error).splitlines()[0]) from error
+        raise _CaptureFailed(str(error).splitlines()[0]) from error
     return graph.replay
 
 
@@ -92,8 +92,8 @@ class _Passes:
     inputs: dict[str, Tensor]
     states: Tensor = field(init=False)
     gradient: Tensor = field(init=False)
-    forward: Replay = field(init=False)
-    backward: Replay = field(init=False)
+    forward: _Replay = field(init=False)
+    backward: _Replay = field(init=False)
 
     def fill(self, inputs: dict[str, Tensor]) -> None:
         """Copies a batch into the graphs' input; the rest is padding."""
@@ -132,25 +132,22 @@ class _CapturedBackbone:
                 return self._forward(**inputs)
         settings = {name: one for name, one in inputs.items() if name not in texts}
         device = texts["input_ids"].device
-        if not self._failed:
-            try:
-                passes = self._passes_of(texts, settings, device)
-            except (CaptureFailed, torch.OutOfMemoryError) as error:
-                self._failed = True
-                self._say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
-        if self._failed:  # outside of the except block, whose traceback holds tensors
-            self.release()
+        passes = None if self._failed else self._passes_of(texts, settings, device)
+        if passes is None:
             return checkpoint(self._forward, use_reentrant=False, **inputs)
         anchor = torch.zeros((), device=device, requires_grad=True)
         states: Any = _Replayed.apply(anchor, self, passes, texts)  # type: ignore[no-untyped-call]
         return BaseModelOutput(last_hidden_state=states)
 
     def release(self) -> None:
-        """Frees the graphs and their memory."""
-        self._passes, self._gradients, self._pool = {}, {}, None
+        """Frees the graphs, except those that a backward pass still needs."""
+        self._passes, self._pool = {}, None
         free_gpu_memory()
 
-    def _passes_of(self, texts: dict[str, Tensor], settings: dict[str, Any], device: torch.device) -> _Passes:
+    def _passes_of(
+        self, texts: dict[str, Tensor], settings: dict[str, Any], device: torch.device
+    ) -> _Passes | None:
+        """Returns the graphs of the texts' shape; None if they can't be captured."""
         rows, width = texts["input_ids"].shape
         shape = _padded(rows), max(width, min(_padded(width), self._longest))
         bf16 = torch.is_autocast_enabled(device.type)
@@ -158,8 +155,14 @@ class _CapturedBackbone:
         if key not in self._passes:
             inputs = {name: one.new_zeros(shape) for name, one in texts.items()}
             run = partial(self._run, inputs, settings, bf16=bf16)
-            self._passes[key] = self._capture(run, inputs, texts, device)
-        return self._passes[key]
+            try:
+                self._passes[key] = self._make_passes(run, inputs, texts, device)
+            except (_CaptureFailed, torch.OutOfMemoryError) as error:
+                self._failed = True
+                self._say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
+        if self._failed:  # after the except block, whose traceback holds tensors
+            self.release()
+        return self._passes.get(key)
 
     def _run(self, inputs: dict[str, Tensor], settings: dict[str, Any], *, bf16: bool) -> Tensor:
         # Every replay must cast the weights again.
@@ -168,7 +171,7 @@ class _CapturedBackbone:
             states: Tensor = self._forward(**inputs, **settings).last_hidden_state
         return states
 
-    def _capture(
+    def _make_passes(
         self,
         run: Callable[[], Tensor],
         inputs: dict[str, Tensor],
@@ -177,7 +180,7 @@ class _CapturedBackbone:
     ) -> _Passes:
         self.attach_gradients()
         before = {weight: weight.grad.clone() for weight in self._weights if weight.grad is not None}
-        rng = random_state(device)
+        rng = _random_state(device)
         passes = _Passes(inputs=inputs)
         passes.fill(texts)
 
@@ -193,18 +196,18 @@ class _CapturedBackbone:
             torch.autograd.backward(states, passes.gradient)
 
         try:
-            for _ in range(WARM_UP):
-                run_beside(warm_up, device)
+            for _ in range(_WARM_UP):
+                _run_beside(warm_up, device)
             self._gradients = {weight: weight.grad for weight in self._weights if weight.grad is not None}
             if self._pool is None and device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()
-            passes.forward = capture(forward, device, self._pool, mode="thread_local")
-            passes.backward = capture(backward, device, self._pool, mode="thread_local")
+            passes.forward = _capture(forward, device, self._pool, mode="thread_local")
+            passes.backward = _capture(backward, device, self._pool, mode="thread_local")
         finally:
             for weight in self._weights:
                 if weight.grad is not None:
                     weight.grad.copy_(before[weight]) if weight in before else weight.grad.zero_()
-            set_random_state(rng, device)
+            _set_random_state(rng, device)
         return passes
 
     def attach_gradients(self) -> None:
@@ -224,7 +227,7 @@ class _Replayed(torch.autograd.Function):
     ) -> Tensor:
         ctx.captured, ctx.passes, ctx.texts = captured, passes, texts
         passes.fill(texts)
-        ctx.rng = random_state(passes.states.device)
+        ctx.rng = _random_state(passes.states.device)
         passes.forward()
         rows, width = texts["input_ids"].shape
         return passes.states[:rows, :width].clone()
@@ -238,10 +241,10 @@ class _Replayed(torch.autograd.Function):
         passes.gradient.zero_()
         passes.gradient[:rows, :width].copy_(gradient)
         ctx.captured.attach_gradients()
-        now = random_state(device)
-        set_random_state(ctx.rng, device)  # the same dropout as before
+        now = _random_state(device)
+        _set_random_state(ctx.rng, device)  # the same dropout as before
         passes.backward()
-        set_random_state(now, device)
+        _set_random_state(now, device)
         return None, None, None, None
 
 
@@ -250,12 +253,12 @@ def _padded(size: int) -> int:
     return -(-size // step) * step
 
 
-def random_state(device: torch.device) -> Tensor:
+def _random_state(device: torch.device) -> Tensor:
     """Returns the state of the device's generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def set_random_state(state: Tensor, device: torch.device) -> None:
+def _set_random_state(state: Tensor, device: torch.device) -> None:
     """Restores the state of the device's generator."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from trundle.errors import BadInput
 from trundle.model.encode import free_gpu_memory, sound_gradients
 from trundle.train.batches import _IN_PARTS, Batches, ByBucket, _LoadedPart
-from trundle.train.captured import WARM_UP, CaptureFailed, capture, random_state, run_beside, set_random_state
+from trundle.train.captured import (
+    _WARM_UP,
+    _capture,
+    _CaptureFailed,
+    _random_state,
+    _run_beside,
+    _set_random_state,
+)
 from trundle.train.trainer import _Loss, _Trainer
 
 _B = TypeVar("_B")
@@ -76,9 +83,9 @@ class _GraphTrainer(_Trainer[_B]):
         return self._module.to(self.device)  # gradients are averaged here, not by a wrapper
 
     def prepare(self, say: Callable[[str], None]) -> None:
-        """Captures the graphs, the longest texts first; raises `CaptureFailed` if that is not possible."""
+        """Captures the graphs, the longest texts first; raises `_CaptureFailed` if that is not possible."""
         self._module.train(self._dropout)
-        rng = random_state(self.device)
+        rng = _random_state(self.device)
         pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         most = math.inf  # tokens in a part
         computings = {self.exact, False}
@@ -91,9 +98,9 @@ class _GraphTrainer(_Trainer[_B]):
                     most = width * size - 1
                 self._parts[width, exact] = part
             self.exact = max(computings)
-            set_random_state(rng, self.device)
+            _set_random_state(rng, self.device)
             self._make_optimizer()
-            self._update = capture(self._step_weights, self.device, pool)
+            self._update = _capture(self._step_weights, self.device, pool)
 
     def _fitting(self, width: int, most: float) -> int:
         """The texts of a part with at most so many tokens, of which several make up a batch."""
@@ -114,12 +121,12 @@ class _GraphTrainer(_Trainer[_B]):
             self._loss.add_(loss.detach())
 
         try:
-            for _ in range(WARM_UP):
-                run_beside(run, self.device)
-            replay = capture(run, self.device, pool)
+            for _ in range(_WARM_UP):
+                _run_beside(run, self.device)
+            replay = _capture(run, self.device, pool)
         except torch.OutOfMemoryError as error:
             if size == 1:
-                raise CaptureFailed("the GPU has no memory for them") from error
+                raise _CaptureFailed("the GPU has no memory for them") from error
             replay = None
         # After the except block, because its traceback holds the tensors that did not fit.
         self._clear_gradients()

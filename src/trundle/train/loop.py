@@ -22,7 +22,7 @@ from trundle.model.encode import fast_forward
 from trundle.progress import SILENT, Progress
 from trundle.records import TrainingRecord
 from trundle.train.batches import Batches, _LoadedPart, _Prefetcher
-from trundle.train.captured import CaptureFailed
+from trundle.train.captured import _CaptureFailed
 from trundle.train.graphs import _GraphTrainer
 from trundle.train.trainer import (
     Computing,
@@ -185,7 +185,7 @@ def train(
             try:
                 with run.progress.task("capturing steps", None):
                     trainer.prepare(run.progress.say)
-            except CaptureFailed as error:
+            except _CaptureFailed as error:
                 run.progress.say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
                 run.trainer = plain()
                 run.trainer.restore(trainer.state())
