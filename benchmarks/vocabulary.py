@@ -32,6 +32,7 @@ import argparse
 import itertools
 import json
 import math
+import platform
 import statistics
 import tempfile
 import time
@@ -372,7 +373,8 @@ def cost(options: argparse.Namespace) -> None:
         harness.show(row | times)
     conditions = {"removed": removed, "cores": usable_cores(), "torch": torch.__version__}
     conditions["other_cores"] = None if others is None else round(others, 2)
-    harness.write_json(options.output, {"rows": rows, "conditions": conditions})
+    conditions["processor"] = {"x86_64": "x86", "aarch64": "ARM"}.get(platform.machine(), platform.machine())
+    harness.write_json(options.output, {"model": options.model, "rows": rows, "conditions": conditions})
 
 
 def peak_memory(folder: Path, work: _Workload) -> int:

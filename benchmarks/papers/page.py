@@ -1,4 +1,4 @@
-"""Write docs/results.md, its figure and README's table from the kept figures, or add new results to these.
+"""Write docs/results.md, its figures and README's table from the kept figures, or add new results to these.
 
     python benchmarks/papers/page.py [--check]
     python benchmarks/papers/page.py --take SECTION WHAT=PATH … [--model NAME] [--seed N]
@@ -27,6 +27,7 @@ from trundle.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE, FIGURE, README = ROOT / "docs" / "results.md", ROOT / "docs" / "head-to-head.svg", ROOT / "README.md"
+SWEEP = ROOT / "docs" / "vocabulary-sweep.svg"
 BEGIN, END = "<!-- head to head: written by benchmarks/papers/page.py -->", "<!-- end -->"
 PAPERS: dict[str, Any] = {
     "leaf": leaf,
@@ -55,6 +56,7 @@ def files() -> dict[Path, str]:
     return {
         PAGE: "\n\n".join(sections) + "\n",
         FIGURE: head_to_head.figure(figures["head_to_head"]) + "\n",
+        SWEEP: vocabulary_pruning.drawn(figures["vocabulary"]) + "\n",
         README: f"{before}{BEGIN}\n\n{headline}\n\n{END}{rest.partition(END)[2]}",
     }
 

@@ -12,7 +12,9 @@ import json
 import statistics
 from pathlib import Path
 
-from evidence import Claim, Figures, Row, figure, gap, merge, pick, table
+from evidence import Claim, Figure, Figures, Row, figure, gap, merge, pick, table
+
+from trundle.report.markup import _around, _Axis, _Plot
 
 TASKS = ("SST2", "CoLA", "MRPC", "RTE")
 ONE, FULL, CUT, TUNED = "SST2", "full", "tfidf+cluster", "attention"
@@ -24,8 +26,21 @@ SEVERE = 23
 GLUE_KEY = ("removed", "tokens", "task", "method", "characters")
 CUT_KEY = ("model", "domain", "score", "oov", "characters", "removed", "align")
 TIMED = ("short", "long")
-COST = (("cost", "method"), ("paper_cost", "what"))
+MEASURED = {
+    "all-MiniLM-L6-v2": "MiniLM 23M",
+    "modernbert-shape": "ModernBERT-base's shape 149M, random weights",
+}
+"""The models whose cost was measured, and what the page calls them."""
 SIZES = {"parameters": "parameters", "storage_bytes": "on disk", "memory_bytes": "memory"}
+SWEPT = {"tfidf+cluster": "tf-idf + clusters", "tfidf": "tf-idf", "random": "random"}
+"""The methods in the figure, and what it calls them."""
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#444}.ground{fill:#fff}"
+    ".rule,.stub{stroke:#e4e4e4}.base{stroke:#888}"
+    ".line{fill:none;stroke-width:2}.c0{fill:#1f6fb2}.c1{fill:#c2410c}.c2{fill:#666}"
+    ".line.c0{stroke:#1f6fb2;fill:none}.line.c1{stroke:#c2410c;fill:none}.line.c2{stroke:#666;fill:none}"
+    "@media (prefers-color-scheme:dark){text{fill:#c8c8c8}.ground{fill:#0d1117}.rule,.stub{stroke:#30363d}}"
+)
 Scores = dict[tuple[str, str], list[float]]
 """Points of each seed by method and task."""
 
@@ -57,7 +72,9 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
     elif what == "tokens":
         figures["tokens"] = content["rows"]
     elif what == "cost":
-        figures["cost"], figures["cost_conditions"] = content["rows"], [content["conditions"]]
+        model = {"model": options.model or Path(content["model"]).name}
+        merge(figures["cost"], [model | row for row in content["rows"]], ("model", "method"))
+        merge(figures["cost_conditions"], [model | content["conditions"]], ("model",))
     else:
         raise SystemExit(f"vocabulary takes glue-PERCENT, kept-PERCENT, cuts, tokens and cost, not {what}")
 
@@ -73,10 +90,26 @@ def gains(scores: Scores, better: str, worse: str, tasks: tuple[str, ...] = TASK
     return [one - other for one, other in zip(*runs, strict=True)]
 
 
-def ratios(figures: Figures, method: str, kind: str) -> list[float]:
-    """Return the time of a cut model as a multiple of the full model's, one per round."""
-    mine, whole = (pick(figures["cost"], method=name)[0][kind] for name in (method, "whole"))
-    return [one / other for one, other in zip(mine, whole, strict=True)]
+def _savings(figures: Figures, model: str, called: str) -> Claim:
+    """What a fifth fewer parameters save of one model."""
+    whole, cut = (pick(figures["cost"], model=model, method=name)[0] for name in ("whole", CUT))
+    conditions = pick(figures["cost_conditions"], model=model)[0]
+    paper = {row["what"]: row for row in figures["paper_cost"]}
+    times = {kind: [one / other for one, other in zip(cut[kind], whole[kind], strict=True)] for kind in TIMED}
+    return Claim(
+        says="smaller, and at most 5% slower",
+        paper=", ".join(f"{name} {_ratio(paper[what])}" for what, name in SIZES.items())
+        + f", time {_ratio(paper['short'])}",
+        here=", ".join(f"{name} {cut[what] / whole[what]:.3f}×" for what, name in SIZES.items())
+        + "".join(f", {kind} texts {spread_of(one)}" for kind, one in times.items()),
+        scale=f"{called}; one {conditions['processor']} thread",
+        gaps=[
+            gap(figure(100 * (SLOWER - ratio) for ratio in one), 0.0, f"{kind} texts:")
+            for kind, one in times.items()
+        ],
+        unit="round",
+        command="C",
+    )
 
 
 def spread_of(times: list[float]) -> str:
@@ -98,10 +131,6 @@ def claims(figures: Figures) -> list[Claim]:
     means = {name: statistics.fmean(by_seed(fifth, name)) for name in methods if (name, ONE) in fifth}
     tops = [row["top_fifth"] for row in pick(figures["tokens"], rows="train")]
     their_tops = [row["top_fifth"] for row in pick(figures["paper_tokens"], rows="train")]
-    models, paper = ({row[key]: row for row in figures[rows]} for rows, key in COST)
-    left = {what: models[CUT][what] / models["whole"][what] for what in SIZES}
-    times = {kind: ratios(figures, CUT, kind) for kind in TIMED}
-
     return [
         *_at_severity(by_method(figures, None, SEVERE), theirs),
         Claim(
@@ -130,19 +159,10 @@ def claims(figures: Figures) -> list[Claim]:
             unit="task",
             command="C",
         ),
-        Claim(
-            says="smaller, and at most 5% slower",
-            paper=", ".join(f"{name} {_ratio(paper[what])}" for what, name in SIZES.items())
-            + f", time {_ratio(paper['short'])}",
-            here=", ".join(f"{name} {left[what]:.3f}×" for what, name in SIZES.items())
-            + "".join(f", {kind} texts {spread_of(one)}" for kind, one in times.items()),
-            scale="MiniLM 23M; one ARM thread",
-            gaps=[
-                gap(figure(100 * (SLOWER - ratio) for ratio in one), 0.0, f"{kind} texts:")
-                for kind, one in times.items()
-            ],
-            unit="round",
-            command="C",
+        *(
+            _savings(figures, model, called)
+            for model, called in MEASURED.items()
+            if pick(figures["cost"], model=model)
         ),
     ]
 
@@ -193,6 +213,45 @@ def tables(figures: Figures) -> dict[str, str]:
     severe = by_method(figures, None, SEVERE)
     fifth = by_method(figures, 20)
     return {"glue": _glue_table(methods, fifth), "severe": _glue_table(methods, severe)}
+
+
+def sweep(figures: Figures) -> dict[str, list[tuple[float, Figure]]]:
+    """Return the accuracy of each method in the figure by the percentage of the tokens that were removed."""
+    whole = pick(figures["cost"], model=next(iter(MEASURED)), method="whole")[0]
+    table_share = whole["embedding_parameters"] / whole["parameters"]
+    rows = pick(figures["glue"], task=ONE, characters="all")
+    full = figure(max(pick(rows, method=FULL), key=lambda row: len(row["scores"]))["scores"])
+    found = {}
+    for method in SWEPT:
+        points = [(0.0, full)]
+        for row in pick(rows, method=method):
+            tokens, removed = row.get("tokens"), row.get("removed")
+            share = removed / table_share if tokens is None else 100.0 - tokens
+            points.append((share, figure(row["scores"])))
+        found[method] = sorted(points, key=lambda point: point[0])
+    return found
+
+
+def drawn(figures: Figures) -> str:
+    """Draw the sweep."""
+    lines = sweep(figures)
+    low, high = _around([score.mean for points in lines.values() for _, score in points])
+    plot = _Plot(
+        title="Accuracy on SST2 against the share of the tokens that were removed",
+        across=_Axis(label="tokens removed before fine-tuning", low=0, high=90, write=lambda v: f"{v:.0f}%"),
+        up=_Axis(label="accuracy on SST2", low=low, high=high, write=lambda v: f"{v:g}"),
+        right=130,
+    )
+    for number, (method, points) in enumerate(lines.items()):
+        plot.line([(share, score.mean) for share, score in points], f"c{number}")
+        for share, score in points:
+            says = f"{SWEPT[method]}, {share:.0f}% removed: {score}, {score.seeds} seeds"
+            plot.dot((share, score.mean), f"c{number}", size=4, stop=False, says=says)
+    ends = [(points[-1][1].mean, SWEPT[name], f"c{n}") for n, (name, points) in enumerate(lines.items())]
+    plot.names_at_the_end(ends)
+    ground = f'<style>{STYLE}</style><rect class="ground" width="100%" height="100%"/>'
+    head, inside, rest = plot.svg().partition(">")
+    return head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + inside + ground + rest
 
 
 def _beside(ours: str, theirs: float | None) -> str:
