@@ -119,7 +119,7 @@ def test_a_consecutive_part_is_a_view(pico_model: Callable[[str], SentenceTransf
     narrow = _NarrowModel(wide, cut_for(wide, Fraction(1, 2), SELECTIONS[0]))
     from trundle.methods.width.narrow import _sliced
 
-    weight, kept = narrow._parts["0.model.embeddings.word_embeddings.weight"]
+    weight, kept = narrow._backbone_parts["embeddings.word_embeddings.weight"]
     assert _sliced(weight, kept).data_ptr() == weight.data_ptr()
 
 

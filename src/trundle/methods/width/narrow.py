@@ -56,7 +56,7 @@ class _NarrowModel(nn.Module):
         rest = [copy.deepcopy(module) for module in list(wide)[1:]]
         pooled = surgery.narrow_modules(rest, what.hidden or tuple(range(before.sizes["hidden"])))
         weights = dict(backbone.named_parameters())
-        parts: _Parts = {
+        self._backbone_parts: _Parts = {
             parameter.name: (
                 weights[parameter.name],
                 tuple(_along(axis, parameter, before, what, wide.device) for axis in parameter.axes),
@@ -65,7 +65,9 @@ class _NarrowModel(nn.Module):
         }
         # A function of tokens alone, so that it can be captured as a graph.
         inner = copy.copy(small)
-        small.forward = lambda **inputs: functional_call(inner, _all_sliced(parts), kwargs=inputs)
+        small.forward = lambda **inputs: functional_call(
+            inner, _all_sliced(self._backbone_parts), kwargs=inputs
+        )
         self._parts = _parts_after(wide, rest, pooled)
         self.body = surgery.with_modules(wide, [twin, *map(_without_weights, rest)])
         self.own = nn.ModuleList(own)
