@@ -236,6 +236,8 @@ def layers(options: argparse.Namespace) -> None:
 
 
 def captured(options: argparse.Namespace) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("captured compares CUDA graphs; run it on a machine with a GPU")
     model = load(options.model, device="cpu")
     ways, examples = {"recomputed": False, "captured": True}, tuples_for(options)
 

@@ -128,8 +128,8 @@ def make_contrast_task(
     if len(examples) < 2:
         raise BadInput(f"{len(examples)} labelled tuple is too few to train on; pass at least 2")
     size, on_gpu = options.batch_size, torch.accelerator.is_available()
-    chunk = _TEXTS_IN_GRAPH if captured else max(size, _TEXTS_ON_GPU) if on_gpu else size
-    chunk = options.mini_batch or chunk
+    default = _TEXTS_IN_GRAPH if captured else max(size, _TEXTS_ON_GPU) if on_gpu else size
+    chunk = options.mini_batch or default
 
     def batches(of: Sequence[Example]) -> Batches[_TupleBatch]:
         numbers = {source: number for number, source in enumerate(dict.fromkeys(e.source for e in of))}
