@@ -15,7 +15,8 @@
 loop       the training loop against a bare torch loop (goal: 0.9 or more)
 lora       a LoRA step of `contrast` against a script with peft (goal: 1.1 or less)
 layers     a LoRA step of `contrast` on the first layers of a model: time and, on a GPU, peak memory
-captured   a LoRA step of `contrast` as CUDA graphs against one whose blocks are recomputed (needs a GPU)
+captured   a LoRA step of `contrast` as CUDA graphs, which keep activations or recompute them, and with
+           recomputed blocks, against a plain one (needs a GPU)
 precision  steps/s of `align` in bf16 against float32
 nested     a step of nested widths against the separate steps (time and memory)
 neurons    encoding with half of the MLP neurons, and what the FLOPs predict
@@ -42,7 +43,7 @@ from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -81,6 +82,7 @@ from trundle.train.captured import captured_backbone
 from trundle.train.loop import TrainingTask, TrainSettings, train
 
 Batch = tuple[dict[str, Any], Tensor]
+_How = Literal["plain", "checkpointed", "captured", "kept"]
 WORDS = ("shrink", "any", "text", "embedding", "model", "and", "keep", "your", "index")
 SOURCE = "made up"
 IMPORTS = {
@@ -220,7 +222,7 @@ def layers(options: argparse.Namespace) -> None:
 
     def measure(keep: int) -> harness.Json:
         student = _frozen_copy(cut(model, Cut(blocks=tuple(range(keep)))), way)
-        return adapter_steps(student, examples, options, way, captures=False)
+        return adapter_steps(student, examples, options, way, "checkpointed")
 
     found = harness.interleave({str(keep): partial(measure, keep) for keep in kept}, options.rounds)
     rows = []
@@ -238,21 +240,16 @@ def layers(options: argparse.Namespace) -> None:
 def captured(options: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("captured compares CUDA graphs; run it on a machine with a GPU")
-    model = load(options.model, device="cpu")
-    ways, examples = {"recomputed": False, "captured": True}, tuples_for(options)
+    model, examples = load(options.model, device="cpu"), tuples_for(options)
 
-    def measure(*, captures: bool) -> harness.Json:
-        return adapter_steps(_frozen_copy(model, "bf16"), examples, options, "bf16", captures=captures)
+    def measure(how: _How) -> harness.Json:
+        return adapter_steps(_frozen_copy(model, "bf16"), examples, options, "bf16", how)
 
-    found = harness.interleave(
-        {name: partial(measure, captures=captures) for name, captures in ways.items()}, options.rounds
-    )
-    for key in ("seconds", "bytes"):
-        ours, theirs = ([each[key] for each in found[name]] for name in ("captured", "recomputed"))
-        print(
-            f"{key} of a step as CUDA graphs: {statistics.median(ours):.4g}, of a step whose blocks are "
-            f"recomputed: {statistics.median(theirs):.4g}; ratio {harness.ratio_of(ours, theirs)}"
-        )
+    found = harness.interleave({how: partial(measure, how) for how in get_args(_How)}, options.rounds)
+    for how in get_args(_How):
+        for key in ("seconds", "bytes"):
+            ours, plain = ([each[key] for each in found[name]] for name in (how, "plain"))
+            print(f"{how}: {statistics.median(ours):.4g} {key} a step, ratio {harness.ratio_of(ours, plain)}")
 
 
 def tuples_for(options: argparse.Namespace) -> list[Example]:
@@ -261,18 +258,13 @@ def tuples_for(options: argparse.Namespace) -> list[Example]:
 
 
 def adapter_steps(
-    student: SentenceTransformer,
-    examples: list[Example],
-    options: argparse.Namespace,
-    way: Any,
-    *,
-    captures: bool,
+    student: SentenceTransformer, examples: list[Example], options: argparse.Namespace, way: Any, how: _How
 ) -> harness.Json:
     """Train adapters twice on the same batches; return seconds of a step of the second time, and memory.
 
     Graphs are captured and blocks compiled the first time.
     """
-    gpu = torch.cuda.is_available()
+    gpu, captures = torch.cuda.is_available(), how in ("captured", "kept")
     chosen = ContrastOptions(batch_size=options.batch_size, negatives=1, mini_batch=options.mini_batch)
     settings = TrainSettings(steps=options.steps, learning_rate=1e-4, precision=way)
     student = student.to("cuda" if gpu else "cpu")
@@ -284,8 +276,12 @@ def adapter_steps(
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    graphs = captured_backbone(backbone, longest=options.tokens, say=print) if captures else nullcontext()
-    with changed_blocks(backbone, compiled=options.compile, recomputed=not captures), graphs:
+    graphs = captured_backbone(backbone, longest=options.tokens, say=print, keep=how == "kept")
+    recomputed = how == "checkpointed"
+    with (
+        changed_blocks(backbone, compiled=options.compile, recomputed=recomputed),
+        graphs if captures else nullcontext(),
+    ):
         for _ in range(2):
             seconds = trained(student, task, settings).seconds / options.steps
     return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated() if gpu else 0}

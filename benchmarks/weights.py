@@ -147,7 +147,7 @@ def build(options: argparse.Namespace, row: str) -> None:
         def measure(small: SentenceTransformer, method: str, sparsity: int, when: str) -> None:
             found = evaluate(embedder(small, name=method, half_on_gpu=True), tasks)
             line: dict[str, Any] = {"model": Path(options.model).name, "domain": name, "seed": seed}
-            line |= {"method": method, "sparsity": sparsity, "when": when}
+            line |= {"method": method, "sparsity": sparsity, "when": when, "samples": options.samples}
             line |= {"scores": {one.task: one.score for one in found}, "of_domain": [one.name for one in own]}
             print(json.dumps(line), file=file, flush=True)
 
@@ -155,7 +155,7 @@ def build(options: argparse.Namespace, row: str) -> None:
         for sparsity, method in ((0, "dense"), *levels):
             small = model if method == "dense" else pruned(model, method, scores[method], sparsity, texts)
             measure(small, method, sparsity, "one-shot")
-            if options.steps:
+            if options.steps and method in names(options.trained or options.methods + ",dense"):
                 corpus = read_corpus([train], seed=seed)
                 context = Context(
                     original=small, corpus=corpus, seed=seed, cache=output / "cache", progress=harness.Lines()
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--steps", type=int, default=100, help="of training afterwards; 0 for none")
+    parser.add_argument("--trained", help="the methods that are trained afterwards; all by default")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--options", default="{}", help="more options of contrast, as JSON")

@@ -86,7 +86,7 @@ def test_objectives_one_after_the_other_give_the_gradients_of_their_sum_captured
         def joint(nest: object, batch: object, nesting: object = nesting) -> torch.Tensor:
             return torch.stack([one(nest, batch) for one in nesting.objectives]).sum()  # type: ignore[attr-defined]
 
-        with _captured(nest, pytest.fail) if captures else nullcontext():
+        with _captured(nest, pytest.fail, keep=True) if captures else nullcontext():
             train(
                 nest,
                 TrainingTask(losses=[joint] if together else nesting.objectives, batches=nesting.batches),

@@ -50,13 +50,16 @@ def gradients(model: Any, task: Any, *, batches: int = 2) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "llama", "gpt2"])
-def test_a_captured_backbone_has_the_plain_gradients(family: str, device: str, pico_model: Any) -> None:
+def test_a_captured_backbone_has_the_plain_gradients(
+    family: str, keep: bool, device: str, pico_model: Any
+) -> None:
     model = copy.deepcopy(pico_model(family)).to(device).eval()
     task, said = task_of(model), list[str]()
     with fast_forward(model):
         plain = gradients(model, task)
-        with captured_backbone(transformer_of(model).model, longest=64, say=said.append):
+        with captured_backbone(transformer_of(model).model, longest=64, say=said.append, keep=keep):
             found = [gradients(model, task) for _ in range(2)]
         found.append(gradients(model, task))
     assert not said
@@ -67,7 +70,10 @@ def test_a_captured_backbone_has_the_plain_gradients(family: str, device: str, p
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_captured_backbone_draws_the_same_dropout_in_both_passes(device: str, pico_model: Any) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_captured_backbone_draws_the_same_dropout_in_both_passes(
+    keep: bool, device: str, pico_model: Any
+) -> None:
     """A step along the gradient changes the loss by its squared length if both have the same dropout."""
     model = copy.deepcopy(pico_model("gpt2")).to(device).double().train()
     task = task_of(model)
@@ -78,7 +84,7 @@ def test_a_captured_backbone_draws_the_same_dropout_in_both_passes(device: str, 
         found: Tensor = task.losses[0](model, batch)
         return found
 
-    with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
+    with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail, keep=keep):
         loss().backward()
         slopes = {weight: weight.grad.clone() for weight in model.parameters() if weight.grad is not None}
         length = sum(float((slope**2).sum()) for slope in slopes.values())
@@ -109,6 +115,40 @@ def test_adapters_learn_the_same(device: str, pico_model: Any) -> None:
         found.append(weights_of(adapted.merge().cpu()))
     assert weight_difference(*found, share=0.99) < 2e-4
     assert weight_difference(found[0], weights_of(pico_model("llama")), share=0.99) > 1e-3
+
+
+def test_without_memory_the_backward_pass_recomputes(
+    pico_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it runs out when a batch is in flight already."""
+    model = copy.deepcopy(pico_model("bert")).eval()
+    task, places = task_of(model), list[bool]()
+    plain = gradients(model, task)
+    left = iter([True, False])
+    monkeypatch.setattr(captured, "_has_memory", lambda _: next(left))
+    run = captured._Replayed.apply
+    monkeypatch.setattr(
+        captured._Replayed, "apply", lambda *given: places.append(given[2].place is not None) or run(*given)
+    )
+    with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
+        found = gradients(model, task)
+    assert places[0]
+    assert not any(places[1:])
+    for name, gradient in plain.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_a_batch_without_a_backward_pass_leaves_its_place(pico_model: Any) -> None:
+    model = copy.deepcopy(pico_model("bert")).eval()
+    task = task_of(model)
+    batch = task.batches.load(np.arange(4))
+    with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
+        backbone: Any = transformer_of(model).model.forward
+        task.losses[0](model, batch).backward()
+        places = len(backbone._places)
+        for _ in range(3):
+            task.losses[0](model, batch)
+        assert len(backbone._places) == places > 1
 
 
 @pytest.mark.parametrize("error", [captured._CaptureFailed("no"), torch.OutOfMemoryError("full")])

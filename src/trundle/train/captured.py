@@ -1,14 +1,19 @@
 """CUDA graphs: of any function, and of a backbone's passes over batches of changing shapes.
 
 Launching the kernels of a small model takes longer than running them. Inside `captured_backbone` each batch
-is padded to one of a few shapes, and each shape has two graphs: one runs forward, the other forward again
-and backward. So activations are kept for one batch at a time, however many vectors a loss needs, and
-gradients are those of plain steps, dropout included. Without a GPU the same functions run directly: tests
+is padded to one of a few shapes, and each shape has two graphs, for the forward and the backward pass.
+Gradients are those of plain steps, dropout included. Without a GPU the same functions run directly: tests
 compare them with plain ones.
+
+A loss that needs the vectors of several batches runs all their forward passes before the first backward one.
+With memory to spare, activations are kept until then: a batch has a place among those in flight, and each
+place has graphs of its own. Otherwise the backward graph runs forward again first, and activations are in
+memory for one batch at a time.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +30,8 @@ from trundle.model.encode import free_gpu_memory
 
 _Replay = Callable[[], None]
 
+_FREE_SHARE = 0.25
+"""Of a GPU's memory: activations are kept while so much is free, for validations and the optimizer."""
 _WARM_UP = 2
 """Runs before a capture, in which libraries choose their kernels and compiled blocks are compiled."""
 _FINEST = 16
@@ -66,15 +73,21 @@ def _capture(
 
 @contextmanager
 def captured_backbone(
-    backbone: PreTrainedModel, *, longest: int, say: Callable[[str], None], of: nn.Module | None = None
+    backbone: PreTrainedModel,
+    *,
+    longest: int,
+    say: Callable[[str], None],
+    of: nn.Module | None = None,
+    keep: bool = True,
 ) -> Iterator[None]:
     """Inside this context, the backbone's passes with gradients are graphs, which pad behind the texts.
 
-    Texts have at most `longest` tokens. `of` is the module that has the weights, if it is another. If a
-    capture fails, it says so, and the backward pass recomputes the forward one.
+    Texts have at most `longest` tokens. `of` is the module that has the weights, if it is another. `keep`
+    keeps activations for the backward pass if the GPU has the memory. If a capture fails, it says so, and the
+    backward pass recomputes the forward one.
     """
     before = vars(backbone).get("forward")
-    captured = _CapturedBackbone(backbone, list((of or backbone).parameters()), longest, say)
+    captured = _CapturedBackbone(backbone, list((of or backbone).parameters()), longest, say, keep=keep)
     backbone.forward = captured
     try:
         yield
@@ -85,11 +98,30 @@ def captured_backbone(
         captured.release()
 
 
+class _InFlight:
+    """Held by the autograd node of a batch; dies with it if there is no backward pass."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Place:
+    """A place among the batches in flight; its graphs share memory, because only one of them is in use."""
+
+    pool: Any = None
+    batch: weakref.ref[_InFlight] | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether a batch waits for its backward pass here."""
+        return self.batch is not None and self.batch() is not None
+
+
 @dataclass(kw_only=True)
 class _Passes:
     """The graphs of one shape, and the tensors that they read and write."""
 
     inputs: dict[str, Tensor]
+    place: _Place | None
+    """Of the batch whose activations are kept; None if the backward graph recomputes them."""
     states: Tensor = field(init=False)
     gradient: Tensor = field(init=False)
     forward: _Replay = field(init=False)
@@ -114,13 +146,17 @@ class _CapturedBackbone:
         weights: Sequence[nn.Parameter],
         longest: int,
         say: Callable[[str], None],
+        *,
+        keep: bool,
     ) -> None:
         self._backbone, self._weights, self._longest, self._say = backbone, weights, longest, say
         self._forward: Callable[..., Any] = backbone.forward
         self._passes: dict[Any, _Passes] = {}
         self._gradients: dict[nn.Parameter, Tensor] = {}
         """The graphs add to these."""
-        self._pool: Any = None
+        self._keeps = keep
+        self._places: list[_Place] = []
+        self._recomputed = _Place()
         self._failed = False
 
     def __call__(self, **inputs: Any) -> Any:
@@ -141,7 +177,7 @@ class _CapturedBackbone:
 
     def release(self) -> None:
         """Frees the graphs, except those that a backward pass still needs."""
-        self._passes, self._pool = {}, None
+        self._passes, self._places, self._recomputed = {}, [], _Place()
         free_gpu_memory()
 
     def _passes_of(
@@ -151,18 +187,36 @@ class _CapturedBackbone:
         rows, width = texts["input_ids"].shape
         shape = _padded(rows), max(width, min(_padded(width), self._longest))
         bf16 = torch.is_autocast_enabled(device.type)
-        key = (shape, bf16, self._backbone.training, *sorted(settings.items()))
-        if key not in self._passes:
+        while not self._failed:
+            place = self._free_place() if self._keeps else None
+            key = (shape, bf16, self._backbone.training, place, *sorted(settings.items()))
+            if key in self._passes:
+                return self._passes[key]
             inputs = {name: one.new_zeros(shape) for name, one in texts.items()}
+            passes = _Passes(inputs=inputs, place=place)
             run = partial(self._run, inputs, settings, bf16=bf16)
             try:
-                self._passes[key] = self._make_passes(run, inputs, texts, device)
+                self._capture_passes(passes, run, texts, device)
+                if place is None or _has_memory(device):
+                    self._passes[key] = passes
+                    return passes
+                self._keeps = False
             except (_CaptureFailed, torch.OutOfMemoryError) as error:
-                self._failed = True
-                self._say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
-        if self._failed:  # after the except block, whose traceback holds tensors
+                if place is not None and isinstance(error, torch.OutOfMemoryError):
+                    self._keeps = False
+                else:
+                    self._failed = True
+                    self._say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
+            del passes  # after the except block, whose traceback holds tensors
             self.release()
-        return self._passes.get(key)
+        return None
+
+    def _free_place(self) -> _Place:
+        free = next((place for place in self._places if not place.taken), None)
+        if free is None:
+            free = _Place()
+            self._places.append(free)
+        return free
 
     def _run(self, inputs: dict[str, Tensor], settings: dict[str, Any], *, bf16: bool) -> Tensor:
         # Every replay must cast the weights again.
@@ -171,24 +225,23 @@ class _CapturedBackbone:
             states: Tensor = self._forward(**inputs, **settings).last_hidden_state
         return states
 
-    def _make_passes(
-        self,
-        run: Callable[[], Tensor],
-        inputs: dict[str, Tensor],
-        texts: dict[str, Tensor],
-        device: torch.device,
-    ) -> _Passes:
+    def _capture_passes(
+        self, passes: _Passes, run: Callable[[], Tensor], texts: dict[str, Tensor], device: torch.device
+    ) -> None:
         self.attach_gradients()
         before = {weight: weight.grad.clone() for weight in self._weights if weight.grad is not None}
         rng = _random_state(device)
-        passes = _Passes(inputs=inputs)
         passes.fill(texts)
+        kept: list[Tensor] = []
 
         def forward() -> None:
-            passes.states.copy_(run().detach())
+            states = run()
+            passes.states.copy_(states.detach())
+            if passes.place is not None:
+                kept.append(states)
 
         def backward() -> None:
-            torch.autograd.backward(run(), passes.gradient)
+            torch.autograd.backward(kept.pop() if kept else run(), passes.gradient)
 
         def warm_up() -> None:
             states = run()
@@ -199,16 +252,16 @@ class _CapturedBackbone:
             for _ in range(_WARM_UP):
                 _run_beside(warm_up, device)
             self._gradients = {weight: weight.grad for weight in self._weights if weight.grad is not None}
-            if self._pool is None and device.type == "cuda":
-                self._pool = torch.cuda.graph_pool_handle()
-            passes.forward = _capture(forward, device, self._pool, mode="thread_local")
-            passes.backward = _capture(backward, device, self._pool, mode="thread_local")
+            place = passes.place or self._recomputed
+            if place.pool is None and device.type == "cuda":
+                place.pool = torch.cuda.graph_pool_handle()
+            passes.forward = _capture(forward, device, place.pool, mode="thread_local")
+            passes.backward = _capture(backward, device, place.pool, mode="thread_local")
         finally:
             for weight in self._weights:
                 if weight.grad is not None:
                     weight.grad.copy_(before[weight]) if weight in before else weight.grad.zero_()
             _set_random_state(rng, device)
-        return passes
 
     def attach_gradients(self) -> None:
         """Makes the weights' gradients those that the graphs add to; an optimizer may have removed them."""
@@ -227,7 +280,11 @@ class _Replayed(torch.autograd.Function):
     ) -> Tensor:
         ctx.captured, ctx.passes, ctx.texts = captured, passes, texts
         passes.fill(texts)
-        ctx.rng = _random_state(passes.states.device)
+        if passes.place is None:
+            ctx.rng = _random_state(passes.states.device)
+        else:
+            ctx.in_flight = _InFlight()
+            passes.place.batch = weakref.ref(ctx.in_flight)
         passes.forward()
         rows, width = texts["input_ids"].shape
         return passes.states[:rows, :width].clone()
@@ -235,17 +292,28 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
         passes: _Passes = ctx.passes
-        device = gradient.device
         rows, width = gradient.shape[:2]
-        passes.fill(ctx.texts)
         passes.gradient.zero_()
         passes.gradient[:rows, :width].copy_(gradient)
         ctx.captured.attach_gradients()
-        now = _random_state(device)
-        _set_random_state(ctx.rng, device)  # the same dropout as before
+        if passes.place is not None:
+            passes.backward()
+            passes.place.batch = None
+            return None, None, None, None
+        passes.fill(ctx.texts)
+        now = _random_state(gradient.device)
+        _set_random_state(ctx.rng, gradient.device)  # the same dropout as before
         passes.backward()
-        _set_random_state(now, device)
+        _set_random_state(now, gradient.device)
         return None, None, None, None
+
+
+def _has_memory(device: torch.device) -> bool:
+    """Whether enough of a GPU's memory is free for activations to be kept."""
+    if device.type != "cuda":
+        return True
+    free, total = torch.cuda.mem_get_info(device)
+    return free >= _FREE_SHARE * total
 
 
 def _padded(size: int) -> int:

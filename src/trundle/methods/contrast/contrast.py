@@ -110,7 +110,9 @@ def apply(model: SentenceTransformer, plan: _ContrastPlan, context: Context) -> 
     backbone, say = transformer_of(student).model, context.progress.say
     with (
         changed_blocks(backbone, compiled=options.compile, recomputed=options.gradient_checkpointing),
-        captured_backbone(backbone, longest=plan.max_length, say=say) if captures else nullcontext(),
+        captured_backbone(backbone, longest=plan.max_length, say=say, keep=options.mini_batch is None)
+        if captures
+        else nullcontext(),
     ):
         trained = training.run_training(
             student,
@@ -220,7 +222,7 @@ def settings_for(options: ContrastOptions, seed: int) -> TrainSettings:
         warmup=options.warmup,
         precision=precision_for(options.precision),
         validate_every=_validate_every(options),
-        checkpoint_every=_validate_every(options),
+        checkpoint_every=None,
         seed=seed,
     )
 

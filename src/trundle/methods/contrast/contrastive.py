@@ -25,6 +25,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trundle.data.examples import Example
+from trundle.embedder import LONGEST
 from trundle.errors import BadInput
 from trundle.methods.contrast import ContrastOptions
 from trundle.methods.training import Prompts
@@ -36,8 +37,8 @@ from trundle.train.loop import TrainingTask
 TEMPERATURE = 0.05
 _TEXTS_ON_GPU = 256
 """Texts per forward pass, at least: with a small model, a GPU spends its time on launching kernels."""
-_TEXTS_IN_GRAPH = 64
-"""Texts per forward pass in a CUDA graph: as fast as 256, in half the memory."""
+_TOKENS_IN_GRAPH, _TEXTS_IN_GRAPH = 16_384, 64
+"""Tokens per forward pass in a CUDA graph, and texts at least: more are no faster and take more memory."""
 _RANKING_WEIGHT = 20.0
 """Weight of InfoNCE relative to AnglE in `infonce+angle`."""
 
@@ -123,12 +124,14 @@ def make_contrast_task(
 ) -> TrainingTask[_TupleBatch]:
     """Makes batches of tuples from one source each, with the loss of `options`; `prompts` are by source.
 
-    `captured`: the backbone will be inside `captured_backbone`, which recomputes each chunk itself.
+    `captured`: the backbone will be inside `captured_backbone`, which saves memory itself.
     """
     if len(examples) < 2:
         raise BadInput(f"{len(examples)} labelled tuple is too few to train on; pass at least 2")
     size, on_gpu = options.batch_size, torch.accelerator.is_available()
-    default = _TEXTS_IN_GRAPH if captured else max(size, _TEXTS_ON_GPU) if on_gpu else size
+    default = max(size, _TEXTS_ON_GPU) if on_gpu else size
+    if captured:
+        default = max(_TEXTS_IN_GRAPH, _TOKENS_IN_GRAPH // (student.max_seq_length or LONGEST))
     chunk = options.mini_batch or default
 
     def batches(of: Sequence[Example]) -> Batches[_TupleBatch]:

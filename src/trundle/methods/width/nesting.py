@@ -72,12 +72,12 @@ class _Nest(nn.Module):
 
 
 @contextmanager
-def _captured(nest: _Nest, say: Callable[[str], None]) -> Iterator[None]:
+def _captured(nest: _Nest, say: Callable[[str], None], *, keep: bool) -> Iterator[None]:
     """Inside this context, all sizes make their passes as CUDA graphs."""
     wide, longest = nest.backbones[0], nest.wide.max_seq_length or LONGEST
     with ExitStack() as graphs:
         for backbone in nest.backbones:
-            graphs.enter_context(captured_backbone(backbone, of=wide, longest=longest, say=say))
+            graphs.enter_context(captured_backbone(backbone, of=wide, longest=longest, say=say, keep=keep))
         yield
 
 
@@ -188,7 +188,9 @@ def _nest_together(model: SentenceTransformer, plan: _WidthPlan, context: Contex
         backbones, captures = nest.backbones, torch.cuda.is_available()
         with (
             changed_blocks(*backbones, compiled=plan.options.compile),
-            _captured(nest, context.progress.say) if captures else nullcontext(),
+            _captured(nest, context.progress.say, keep=plan.options.mini_batch is None)
+            if captures
+            else nullcontext(),
         ):
             learned = run_training(
                 wide,
