@@ -34,23 +34,22 @@ SCALE = 50
 
 
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
-    """Add folders of `students.py l3prune` or layer-loss curves.
+    """Add a folder of `students.py l3prune` with the paper's settings, curves, or times.
 
-    `levels` is a folder with the settings of ours, `published` one with scale 50 and instructions;
-    `curves` are the lines of `benchmarks/curves.py`, `training` a file of `benchmarks/speed.py layers`.
+    `levels` is the folder, `curves` are the lines of `benchmarks/curves.py`, `training` is a file of
+    `benchmarks/speed.py layers`.
     """
     model = {"model": options.model}
     if not options.model:
         raise SystemExit("pass --model with the name of the decoder")
-    if what in ("levels", "published"):
+    if what == "levels":
         for level, content in read_results(place).items():
             made = content["models"][0]
             row = model | {"level": level, "layers": made["layers"], "parameters": made["parameters"]}
             row |= {"seed": options.seed} | {kind: round(points(made, kind), 2) for kind in KINDS}
-            if what == "published":
-                trained = content["steps"][-1]["contrast"]
-                row |= {key: trained[key] for key in ("steps", "batch_size", "max_length")}
-            merge(figures[what], [row], ("model", "level", "seed"))
+            trained = content["steps"][-1]["contrast"]
+            row |= {key: trained[key] for key in ("steps", "batch_size", "max_length")}
+            merge(figures["levels"], [row], ("model", "level", "seed"))
     elif what == "curves":
         for line in Path(place).read_text().splitlines():
             curve = json.loads(line)
@@ -67,7 +66,7 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
                 figures["training"], [row | {"bytes": found["bytes"]}], ("model", "gpu", "compile", "layers")
             )
     else:
-        raise SystemExit(f"l3prune takes levels, published, curves and training, not {what}")
+        raise SystemExit(f"l3prune takes levels, curves and training, not {what}")
 
 
 def turns(losses: list[float]) -> list[Row]:
@@ -83,8 +82,8 @@ def turns(losses: list[float]) -> list[Row]:
 class Levels:
     """The levels of one decoder."""
 
-    def __init__(self, figures: Figures, model: str, settings: str = "levels") -> None:
-        self.rows = pick(figures[settings], model=model)
+    def __init__(self, figures: Figures, model: str) -> None:
+        self.rows = pick(figures["levels"], model=model)
         self.short = model.removesuffix("-Instruct")
 
     def score(self, level: str, *kinds: str) -> Figure:
@@ -102,41 +101,48 @@ class Levels:
 
     def change(self, level: str) -> str:
         """Show the layers, the parameters and the change of the mean of all sets."""
-        whole, small = (pick(self.rows, level=one)[0] for one in ("0", level))
+        whole = pick(self.rows, level="0")[0]
         change = self.score(level).mean - self.score("0").mean
-        share = 100 * (small["parameters"] / whole["parameters"] - 1)
-        says = f"{small['layers']} of {whole['layers']} layers, {share:.0f}% parameters: {change:+.1f}"
+        sizes = sorted({row["parameters"] for row in pick(self.rows, level=level)})
+        shares = " or ".join(f"{100 * (size / whole['parameters'] - 1):.0f}%" for size in sizes)
+        says = f"{self.layers(level)} of {whole['layers']} layers, {shares} parameters: {change:+.1f}"
         return signed(says)
+
+    def layers(self, level: str) -> str:
+        """Show the layers of a level; the curve of another seed may pick another one."""
+        return " or ".join(
+            str(count) for count in sorted({r["layers"] for r in pick(self.rows, level=level)})
+        )
+
+    def trained(self) -> str:
+        """Show how long the levels were trained."""
+        row = self.rows[0]
+        return f"{row['steps']} steps of {row['batch_size']} tuples of at most {row['max_length']} tokens"
 
     def cells(self, level: str) -> list[str]:
         """Return layers, STS and retrieval of a level."""
         found = pick(self.rows, level=level)
         if not found:
             return ["", "", ""]
-        return [str(found[0]["layers"]), *(str(self.score(level, kind)) for kind in KINDS)]
+        return [self.layers(level), *(str(self.score(level, kind)) for kind in KINDS)]
 
 
 def claims(figures: Figures) -> list[Claim]:
     """Return the rows of the paper's table."""
     small, large = (Levels(figures, model) for model in (FIRST, SECOND))
-    scale = "SmolLM2 135M, Qwen 494M (from 4-bit files); 1,000 steps of 64, 64 tokens, scale 20"
-
-    as_published = Levels(figures, FIRST, "published")
+    scale = f"SmolLM2 135M, {small.trained()}; Qwen 494M (from 4-bit files), {large.rows[0]['steps']} steps"
 
     def cut(says: str, paper: str, level: str, most: float) -> Claim:
-        """A cut model trained at the authors' scale, with instructions."""
-        row = as_published.rows[0]
-        length = f"{row['steps']:,} steps of {row['batch_size']}, {row['max_length']} tokens"
         return Claim(
             says=says,
             paper=paper,
-            here=as_published.against(level),
-            scale=f"SmolLM2 135M; {length}, scale 50 with instructions",
-            gaps=[as_published.lost(level, most)],
-            command="C",
+            here="; ".join(one.against(level) for one in (small, large)),
+            scale=scale,
+            gaps=[one.lost(level, most) for one in (small, large)],
+            command="A",
         )
 
-    ours, other = large.score("40"), small.score("0")
+    ours, other = large.score("large"), small.score("0")
     return [
         _shape(figures),
         _training(figures),
@@ -147,10 +153,10 @@ def claims(figures: Figures) -> list[Claim]:
         Claim(
             says="a large model with fewer layers beats a smaller whole one",
             paper="pruned 4 – 8B against encoders below 1B",
-            here=f"Qwen with 14 layers (345M) {ours}, whole SmolLM2 (135M) {other}",
+            here=f"Qwen with {large.layers('large')} layers {ours}, whole SmolLM2 {other}",
             scale=scale,
             gaps=[gap(ours, other)],
-            command="A, B",
+            command="A",
         ),
     ]
 
@@ -185,7 +191,7 @@ def _shape(figures: Figures) -> Claim:
         here="; ".join(shown),
         scale=f"{counts} tuples, scale 50, an instruction in the chat template",
         gaps=gaps,
-        command="C",
+        command="B",
     )
 
 
@@ -231,32 +237,30 @@ def _training(figures: Figures) -> Claim:
             for row in one.rows[1:]
         ],
         unit="round",
-        command="D",
+        command="C",
     )
 
 
 def tables(figures: Figures) -> dict[str, str]:
     """Compute the placeholders of the section besides the claims."""
     return {
-        "levels": _levels(figures, "levels"),
-        "published": _levels(figures, "published"),
+        "levels": _levels(figures),
         "gpu": Training(figures, FIRST, gpu=True, compile=False).costs(),
         "compiled": Training(figures, FIRST, gpu=True, compile=True).costs(),
     }
 
 
-def _levels(figures: Figures, settings: str) -> str:
-    """Compute the table of all levels that were trained with these settings."""
-    models = [Levels(figures, model, settings) for model in (FIRST, SECOND)]
+def _levels(figures: Figures) -> str:
+    """Compute the table of all levels."""
+    models = [Levels(figures, model) for model in (FIRST, SECOND)]
     paper = {row["level"]: row["says"] for row in figures["paper"]}
-    picked = PICKED if settings == "levels" else ()  # of another curve
     rows = []
     for level in dict.fromkeys(
         row["level"] for row in sorted(models[0].rows, key=lambda row: -row["layers"])
     ):
         name = f"*{level}*" if level in PICKED else f"{level}%"
-        if level not in picked:
-            cells = [*models[0].cells(level), *models[1].cells(level)]
-            rows.append(" | ".join([name, *cells, paper.get(level, "")]))
+        rows.append(
+            " | ".join([name, *models[0].cells(level), *models[1].cells(level), paper.get(level, "")])
+        )
     columns = "layers removed | SmolLM2: layers | STS | retrieval | Qwen: layers | STS | retrieval | paper"
     return table(columns, rows)

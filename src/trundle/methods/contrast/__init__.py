@@ -49,7 +49,7 @@ class ContrastOptions(Options):
     batch_size: int = Field(64, ge=2, description="Tuples per step; more tuples are more negatives.")
     accumulate: int = Field(1, ge=1, description=contract.ACCUMULATE_HELP)
     mini_batch: int | None = Field(
-        None, ge=1, description="Texts in memory at once: less memory, but slower. Default: all, on a GPU 64."
+        None, ge=1, description="Texts in memory at once: less memory, but slower. Default: all, if they fit."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations, to save memory.")
     compile: bool = Field(False, description=contract.COMPILE_HELP)
