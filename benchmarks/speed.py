@@ -284,7 +284,7 @@ def adapter_steps(
     ):
         for _ in range(2):
             seconds = trained(student, task, settings).seconds / options.steps
-    return {"seconds": seconds, "bytes": torch.cuda.max_memory_allocated() if gpu else 0}
+    return {"seconds": seconds, "bytes": torch.cuda.max_memory_reserved() if gpu else 0}
 
 
 def precision(options: argparse.Namespace) -> None:

@@ -96,17 +96,20 @@ class Levels:
         return gap(self.score(level), self.score("0"), f"{self.short}:", margin=most)
 
     def against(self, level: str) -> str:
-        """Show the model, and what a level changes."""
-        return f"{self.short}: {self.change(level)}"
+        """Show the model, the layers, the parameters and the change of the mean of all sets."""
+        whole = pick(self.rows, level="0")[0]["parameters"]
+        sizes = sorted({row["parameters"] for row in pick(self.rows, level=level)})
+        shares = " or ".join(f"{100 * (size / whole - 1):.0f}%" for size in sizes)
+        says = f"{self.kept(level)}, {shares} parameters: {self.change(level)}"
+        return f"{self.short}: {signed(says)}"
 
     def change(self, level: str) -> str:
-        """Show the layers, the parameters and the change of the mean of all sets."""
-        whole = pick(self.rows, level="0")[0]
-        change = self.score(level).mean - self.score("0").mean
-        sizes = sorted({row["parameters"] for row in pick(self.rows, level=level)})
-        shares = " or ".join(f"{100 * (size / whole['parameters'] - 1):.0f}%" for size in sizes)
-        says = f"{self.layers(level)} of {whole['layers']} layers, {shares} parameters: {change:+.1f}"
-        return signed(says)
+        """Show the change of the mean of all sets."""
+        return signed(f"{self.score(level).mean - self.score('0').mean:+.1f}")
+
+    def kept(self, level: str) -> str:
+        """Show the layers that a level keeps."""
+        return f"{self.layers(level)} of {self.layers('0')} layers"
 
     def layers(self, level: str) -> str:
         """Show the layers of a level; the curve of another seed may pick another one."""

@@ -72,7 +72,7 @@ def summary(figures: dict[str, Figures]) -> str:
     changes = gaprune.Changes(figures["gaprune"]["rows"], gaprune.MODEL)
     dense, pruned = (changes.both(name, 50, gaprune.AFTER) for name in (gaprune.DENSE, gaprune.OURS))
     decoders = [l3prune.Levels(figures["l3prune"], model) for model in (l3prune.FIRST, l3prune.SECOND)]
-    picks = "; ".join(decoder.against("large") for decoder in decoders)
+    picks = " and ".join(f"{one.change('large')} ({one.short}, {one.kept('large')})" for one in decoders)
     backbone = kept("align (LEAF), the backbone of all-MiniLM-L6-v2")
     shipped = "`compress --budget 12MB --student all-MiniLM-L6-v2 --minutes 20`, as shipped"
     return table(
@@ -85,7 +85,7 @@ def summary(figures: dict[str, Figures]) -> str:
             f"an embedder with too many layers | `depth` + `align` (`--recipe leaf`) | "
             f"{kept('depth (L³Prune), 6 of 12 layers, aligned')}",
             f"a decoder LLM that is to become an embedder | L³Prune: `--recipe l3prune-paper` | "
-            f"points of *large*: {picks}; the paper's 4 – 8B: −0.3",
+            f"*large* changes the mean score by {picks} points; the paper's 4 – 8B lose 0.3",
             f"a need for several sizes of a model | NML: `--recipe nml`; `depth` keeps more at equal size | "
             f"{kept('width (NML), half of everything, aligned')}",
             "a large vocabulary, few languages | vocabulary: `--recipe vocabulary` | ends at the share of "

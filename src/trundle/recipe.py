@@ -9,7 +9,6 @@ steps:
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from trundle.data.corpus import Corpus
 
 _SHIPPED = files("trundle") / "recipes"
-_RENAMED = {("depth", "fraction"): "drop"}
-"""Options that had another name; the old one still works, with a warning."""
 _ROW = "'- depth: {keep: 3}'"
 _EXPECTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "pass a whole number"),
@@ -154,10 +151,6 @@ def single(method: Method[Any, Any], options: Mapping[str, Any]) -> Recipe:
 def make_options(method: Method[Any, Any], given: Mapping[str, Any]) -> Options:
     """Validates the options `given` for `method` and returns them; the first error becomes one sentence."""
     known = method.options.model_fields
-    for (name, old), new in _RENAMED.items():
-        if name == method.name and old in given:
-            warnings.warn(f"{name}.{old} is now {name}.{new}; use the new name", FutureWarning, stacklevel=3)
-            given = {new if key == old else key: value for key, value in given.items()}
     for key in given:
         if key not in known:
             raise BadRecipe(f"{method.name} has no option {key!r}; {_instead(str(key), known)}")

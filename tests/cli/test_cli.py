@@ -412,15 +412,6 @@ def test_distill_is_another_name_of_align(run: Callable[..., tuple[int, str, str
     assert other.splitlines()[2:] == own.splitlines()[2:]
 
 
-def test_old_names_of_flags_work_with_a_warning(
-    run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model = str(pico_folders("bert"))
-    code, _, err = run("export", model, "--int8", "--calibrate", "missing.txt", "-o", str(tmp_path / "out"))
-    assert code == 2
-    assert err.startswith("trundle: --calibrate is now --data; the old name will go\n")
-
-
 def test_minutes_are_those_of_the_recipes_training(
     run: Callable[..., tuple[int, str, str]], pico_folders: Callable[[str], Path], texts: str
 ) -> None:

@@ -22,12 +22,6 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is() -> None:
         assert recipe.calls
 
 
-def test_an_old_name_of_an_option_works_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="depth.fraction is now depth.drop"):
-        recipe = parse_recipe("steps: [depth: {fraction: 50%}]", name="old")
-    assert recipe.calls[0].options.model_dump()["drop"] == "1/2"
-
-
 def test_a_recipe_survives_its_own_json(tmp_path: Path) -> None:
     import yaml
 

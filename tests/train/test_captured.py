@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -117,38 +117,68 @@ def test_adapters_learn_the_same(device: str, pico_model: Any) -> None:
     assert weight_difference(found[0], weights_of(pico_model("llama")), share=0.99) > 1e-3
 
 
+@pytest.mark.parametrize("device", DEVICES)
 def test_without_memory_the_backward_pass_recomputes(
-    pico_model: Any, monkeypatch: pytest.MonkeyPatch
+    device: str, pico_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it runs out when a batch is in flight already."""
-    model = copy.deepcopy(pico_model("bert")).eval()
-    task, places = task_of(model), list[bool]()
+    model = copy.deepcopy(pico_model("bert")).to(device).eval()
+    task, slots = task_of(model), list[bool]()
     plain = gradients(model, task)
     left = iter([True, False])
     monkeypatch.setattr(captured, "_has_memory", lambda _: next(left))
     run = captured._Replayed.apply
     monkeypatch.setattr(
-        captured._Replayed, "apply", lambda *given: places.append(given[2].place is not None) or run(*given)
+        captured._Replayed, "apply", lambda *given: slots.append(given[2].slot is not None) or run(*given)
     )
     with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
         found = gradients(model, task)
-    assert places[0]
-    assert not any(places[1:])
+    assert slots[0]
+    assert not any(slots[1:])
     for name, gradient in plain.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
 
 
-def test_a_batch_without_a_backward_pass_leaves_its_place(pico_model: Any) -> None:
-    model = copy.deepcopy(pico_model("bert")).eval()
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_without_a_backward_pass_leaves_its_slot(device: str, pico_model: Any) -> None:
+    model = copy.deepcopy(pico_model("bert")).to(device).eval()
     task = task_of(model)
-    batch = task.batches.load(np.arange(4))
+    batch = send_to_device(task.batches.load(np.arange(4)), model.device)
     with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
         backbone: Any = transformer_of(model).model.forward
         task.losses[0](model, batch).backward()
-        places = len(backbone._places)
+        slots = len(backbone._slots)
         for _ in range(3):
             task.losses[0](model, batch)
-        assert len(backbone._places) == places > 1
+        assert len(backbone._slots) == slots > 1
+
+
+def test_more_batches_in_flight_than_slots_are_recomputed(
+    pico_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(pico_model("bert")).eval()
+    task = task_of(model)
+    plain = gradients(model, task)
+    monkeypatch.setattr(captured, "_SLOTS", 1)
+    with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
+        found = gradients(model, task)
+        kept = {
+            passes.slot is not None
+            for passes in cast("Any", transformer_of(model).model.forward)._passes.values()
+        }
+    assert kept == {True, False}
+    for name, gradient in plain.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_a_second_backward_pass_of_a_captured_batch_is_an_error(pico_model: Any) -> None:
+    model = copy.deepcopy(pico_model("bert")).eval()
+    task = task_of(model)
+    with captured_backbone(transformer_of(model).model, longest=64, say=pytest.fail):
+        loss = task.losses[0](model, task.batches.load(np.arange(4)))
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="one backward pass only"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("error", [captured._CaptureFailed("no"), torch.OutOfMemoryError("full")])

@@ -249,20 +249,8 @@ class _Help:
         return str(super().get_short_help_str(sys.maxsize))  # type: ignore[misc]
 
 
-_OLD_NAMES = {"--texts": "--text-column", "--vectors": "--vector-column", "--calibrate": "--data"}
-
-
 class _Command(_Help, TyperCommand):
-    """A command, whose flags may have their old names."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        flags = {flag for each in self.params for flag in each.opts}
-        for place, word in enumerate(args):
-            old, *value = word.split("=", 1)
-            if old not in flags and (new := _OLD_NAMES.get(old)) in flags:
-                sys.stderr.write(f"trundle: {old} is now {new}; the old name will go\n")
-                args[place] = "=".join([str(new), *value])
-        return super().parse_args(ctx, args)
+    """A command with this help."""
 
 
 class _CommandGroup(_Help, TyperGroup):  # without a command it prints its help

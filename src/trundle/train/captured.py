@@ -6,8 +6,8 @@ Gradients are those of plain steps, dropout included. Without a GPU the same fun
 compare them with plain ones.
 
 A loss that needs the vectors of several batches runs all their forward passes before the first backward one.
-With memory to spare, activations are kept until then: a batch has a place among those in flight, and each
-place has graphs of its own. Otherwise the backward graph runs forward again first, and activations are in
+With memory to spare, activations are kept until then: a batch has a slot among those in flight, and each slot
+has graphs of its own. Otherwise the backward graph runs forward again first, and activations are in
 memory for one batch at a time.
 """
 
@@ -30,8 +30,9 @@ from trundle.model.encode import free_gpu_memory
 
 _Replay = Callable[[], None]
 
-_FREE_SHARE = 0.25
-"""Of a GPU's memory: activations are kept while so much is free, for validations and the optimizer."""
+_FREE_SHARE, _SLOTS = 0.5, 8
+"""Activations are kept while this share of a GPU's memory is free, which leaves room for the optimizer and
+for another batch, and for so many batches at most, because each of them takes time to capture."""
 _WARM_UP = 2
 """Runs before a capture, in which libraries choose their kernels and compiled blocks are compiled."""
 _FINEST = 16
@@ -103,15 +104,15 @@ class _InFlight:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Place:
-    """A place among the batches in flight; its graphs share memory, because only one of them is in use."""
+class _Slot:
+    """A slot among the batches in flight; its graphs share memory, because only one of them is in use."""
 
     pool: Any = None
     batch: weakref.ref[_InFlight] | None = None
 
     @property
     def taken(self) -> bool:
-        """Whether a batch waits for its backward pass here."""
+        """Whether a batch waits here for its backward pass."""
         return self.batch is not None and self.batch() is not None
 
 
@@ -120,8 +121,8 @@ class _Passes:
     """The graphs of one shape, and the tensors that they read and write."""
 
     inputs: dict[str, Tensor]
-    place: _Place | None
-    """Of the batch whose activations are kept; None if the backward graph recomputes them."""
+    slot: _Slot | None
+    """Where activations are kept; None if the backward graph recomputes them."""
     states: Tensor = field(init=False)
     gradient: Tensor = field(init=False)
     forward: _Replay = field(init=False)
@@ -131,9 +132,9 @@ class _Passes:
         """Copies a batch into the graphs' input; the rest is padding."""
         for name, given in inputs.items():
             rows, width = given.shape
-            place = self.inputs[name]
-            place.zero_()
-            place[:rows, :width].copy_(given, non_blocking=True)
+            padded = self.inputs[name]
+            padded.zero_()
+            padded[:rows, :width].copy_(given, non_blocking=True)
         self.inputs["attention_mask"][rows:, 0] = 1  # a row without tokens may become NaN
 
 
@@ -155,8 +156,8 @@ class _CapturedBackbone:
         self._gradients: dict[nn.Parameter, Tensor] = {}
         """The graphs add to these."""
         self._keeps = keep
-        self._places: list[_Place] = []
-        self._recomputed = _Place()
+        self._slots: list[_Slot] = []
+        self._recomputing = _Slot()
         self._failed = False
 
     def __call__(self, **inputs: Any) -> Any:
@@ -177,7 +178,7 @@ class _CapturedBackbone:
 
     def release(self) -> None:
         """Frees the graphs, except those that a backward pass still needs."""
-        self._passes, self._places, self._recomputed = {}, [], _Place()
+        self._passes, self._slots, self._recomputing = {}, [], _Slot()
         free_gpu_memory()
 
     def _passes_of(
@@ -188,34 +189,32 @@ class _CapturedBackbone:
         shape = _padded(rows), max(width, min(_padded(width), self._longest))
         bf16 = torch.is_autocast_enabled(device.type)
         while not self._failed:
-            place = self._free_place() if self._keeps else None
-            key = (shape, bf16, self._backbone.training, place, *sorted(settings.items()))
+            slot = self._free_slot() if self._keeps else None
+            key = (shape, bf16, self._backbone.training, slot, *sorted(settings.items()))
             if key in self._passes:
                 return self._passes[key]
             inputs = {name: one.new_zeros(shape) for name, one in texts.items()}
-            passes = _Passes(inputs=inputs, place=place)
+            passes = _Passes(inputs=inputs, slot=slot)
             run = partial(self._run, inputs, settings, bf16=bf16)
             try:
                 self._capture_passes(passes, run, texts, device)
-                if place is None or _has_memory(device):
+                if slot is None or _has_memory(device):
                     self._passes[key] = passes
                     return passes
-                self._keeps = False
             except (_CaptureFailed, torch.OutOfMemoryError) as error:
-                if place is not None and isinstance(error, torch.OutOfMemoryError):
-                    self._keeps = False
-                else:
+                if slot is None:
                     self._failed = True
                     self._say(f"steps can't be captured as CUDA graphs, so they are slower: {error}")
+            self._keeps = False
             del passes  # after the except block, whose traceback holds tensors
             self.release()
         return None
 
-    def _free_place(self) -> _Place:
-        free = next((place for place in self._places if not place.taken), None)
-        if free is None:
-            free = _Place()
-            self._places.append(free)
+    def _free_slot(self) -> _Slot | None:
+        free = next((slot for slot in self._slots if not slot.taken), None)
+        if free is None and len(self._slots) < _SLOTS:
+            free = _Slot()
+            self._slots.append(free)
         return free
 
     def _run(self, inputs: dict[str, Tensor], settings: dict[str, Any], *, bf16: bool) -> Tensor:
@@ -237,11 +236,11 @@ class _CapturedBackbone:
         def forward() -> None:
             states = run()
             passes.states.copy_(states.detach())
-            if passes.place is not None:
-                kept.append(states)
+            if passes.slot is not None:
+                kept[:] = [states]
 
         def backward() -> None:
-            torch.autograd.backward(kept.pop() if kept else run(), passes.gradient)
+            torch.autograd.backward(run() if passes.slot is None else kept.pop(), passes.gradient)
 
         def warm_up() -> None:
             states = run()
@@ -252,11 +251,11 @@ class _CapturedBackbone:
             for _ in range(_WARM_UP):
                 _run_beside(warm_up, device)
             self._gradients = {weight: weight.grad for weight in self._weights if weight.grad is not None}
-            place = passes.place or self._recomputed
-            if place.pool is None and device.type == "cuda":
-                place.pool = torch.cuda.graph_pool_handle()
-            passes.forward = _capture(forward, device, place.pool, mode="thread_local")
-            passes.backward = _capture(backward, device, place.pool, mode="thread_local")
+            slot = passes.slot or self._recomputing
+            if slot.pool is None and device.type == "cuda":
+                slot.pool = torch.cuda.graph_pool_handle()
+            passes.forward = _capture(forward, device, slot.pool, mode="thread_local")
+            passes.backward = _capture(backward, device, slot.pool, mode="thread_local")
         finally:
             for weight in self._weights:
                 if weight.grad is not None:
@@ -280,11 +279,11 @@ class _Replayed(torch.autograd.Function):
     ) -> Tensor:
         ctx.captured, ctx.passes, ctx.texts = captured, passes, texts
         passes.fill(texts)
-        if passes.place is None:
+        if passes.slot is None:
             ctx.rng = _random_state(passes.states.device)
         else:
             ctx.in_flight = _InFlight()
-            passes.place.batch = weakref.ref(ctx.in_flight)
+            passes.slot.batch = weakref.ref(ctx.in_flight)
         passes.forward()
         rows, width = texts["input_ids"].shape
         return passes.states[:rows, :width].clone()
@@ -292,13 +291,16 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
         passes: _Passes = ctx.passes
+        slot = passes.slot
+        if slot and (slot.batch is None or slot.batch() is not ctx.in_flight):
+            raise RuntimeError("the activations of a captured batch serve one backward pass only")
         rows, width = gradient.shape[:2]
         passes.gradient.zero_()
         passes.gradient[:rows, :width].copy_(gradient)
         ctx.captured.attach_gradients()
-        if passes.place is not None:
+        if slot:
             passes.backward()
-            passes.place.batch = None
+            slot.batch = None
             return None, None, None, None
         passes.fill(ctx.texts)
         now = _random_state(gradient.device)

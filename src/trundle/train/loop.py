@@ -54,7 +54,7 @@ _UNKNOWN_STEPS = 10**9
 _VALIDATIONS = 20
 """Validations in a run of given time, at most."""
 _SAVED_AFTER = 120.0
-"""Seconds after which a slow run writes a checkpoint, however few steps it made."""
+"""Seconds after which a run writes a checkpoint, unless its steps decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,8 @@ class TrainSettings:
     precision: _Precision = "fp32"
     dropout: bool = True
     validate_every: int = 500
-    checkpoint_every: int | None = 500
-    """None: only every two minutes."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints. Without it, one is written every two minutes; always one at the end."""
     record_every: int = 20
     patience: int | None = None
     """The run ends after this number of validations without a better one."""
@@ -264,7 +264,8 @@ class _TrainingRun(Generic[_B]):
                 validate = self.held_out and (last or self._is_due())
                 record = last or validate or state.step % settings.record_every == 0
                 regular = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
-                save = self.folder and (last or regular or (record and self._is_late()))
+                looks = record or self.trainer.processes == 1  # several have to agree, which takes time
+                save = self.folder and (last or regular or (looks and self._is_late()))
                 if record or save:
                     state.loss = self.trainer.mean_loss(state.step)
                     with batches.paused():

@@ -375,7 +375,6 @@ def settings_for(
         dropout=options.dropout,
         precision=precision_for(options.precision),
         validate_every=every,
-        checkpoint_every=every if options.minutes is None else None,
         patience=options.patience,
         sufficient_loss=_SUFFICIENT_LOSS if measured else None,
         far_loss=_FAR_LOSS if measured and options.learning_rate is None else None,

@@ -222,7 +222,6 @@ def settings_for(options: ContrastOptions, seed: int) -> TrainSettings:
         warmup=options.warmup,
         precision=precision_for(options.precision),
         validate_every=_validate_every(options),
-        checkpoint_every=None,
         seed=seed,
     )
 

@@ -231,7 +231,6 @@ def _settings_for(options: _FinetuneOptions, epoch_steps: int, seed: int) -> Tra
         dropout=options.dropout,
         precision=precision_for(options.precision),
         validate_every=every,
-        checkpoint_every=every,
         seed=seed,
     )
 
