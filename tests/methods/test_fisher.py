@@ -13,6 +13,7 @@ import pico
 from trundle.data.examples import Example
 from trundle.errors import BadInput
 from trundle.methods.training import Prompts
+from trundle.methods.weights import gradients
 from trundle.methods.weights.gradients import _batches_of, _measure_gradients, _measure_norms
 from trundle.model.heads import copy_of
 from trundle.model.layout import layout_of
@@ -57,10 +58,17 @@ def by_autograd(
     return squares, means
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("family", ["bert", "modernbert", "gpt2", "qwen3"])
 def test_sums_are_those_of_single_samples(
-    family: str, pico_model: Callable[[str], SentenceTransformer]
+    family: str,
+    at_once: bool,
+    pico_model: Callable[[str], SentenceTransformer],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Formed one by one, as on a CPU, and together, as on a GPU."""
+    monkeypatch.setattr(gradients, "_at_once", lambda _: at_once)
+    monkeypatch.setattr(gradients, "_GPU_BYTES", 1 << 12)
     model = copy_of(pico_model(family)).eval()
     matrices = prunable(layout_of(transformer_of(model).model), attention=True)
     names = [matrix.name for matrix in matrices]

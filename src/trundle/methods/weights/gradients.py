@@ -37,7 +37,7 @@ _NEGATIVES = 1
 """Hard negatives per sample."""
 _TEXTS_AT_ONCE = 32
 _GPU_BYTES = 1 << 28
-"""Memory for the per-sample gradients of a matrix on a GPU; a CPU computes them one by one, in its cache."""
+"""Memory for the per-sample gradients of a matrix on a GPU."""
 
 
 class _Texts(NamedTuple):
@@ -218,8 +218,9 @@ class _Sums:
     def __init__(self, backbone: nn.Module, modules: Sequence[str]) -> None:
         self._modules = {name: backbone.get_submodule(name) for name in modules}
         self._anchor = torch.zeros((), requires_grad=True)
-        self._chunk = 0
+        self._chunk, self._shape = 0, torch.Size()
         self._real: list[Tensor] = []
+        """The places of each chunk's real tokens. A mask would let the GPU wait in every matrix."""
         self._received: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
         self.squares: dict[str, Tensor] = {}
         self.totals: dict[str, Tensor] = {}
@@ -231,7 +232,7 @@ class _Sums:
         return hooks
 
     def _tap(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if inputs[0].shape[:-1] != self._real[-1].shape:  # DeBERTa's distances
+        if inputs[0].shape[:-1] != self._shape:  # DeBERTa's distances
             return output
         arguments = (output, self._anchor, inputs[0].detach(), partial(self._receive, name, self._chunk))
         tapped: Tensor = _Tap.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -240,13 +241,18 @@ class _Sums:
     def add_batch(self, model: SentenceTransformer, batch: _SampleBatch) -> Tensor:
         queries, documents = batch.queries, batch.documents
         chunks = (*queries.chunks, *documents.chunks)
-        self._token_rows = [rows.to(model.device) for rows in _token_rows(queries, documents)]
+        rows = _token_rows(queries, documents)
+        tokens = sum(map(len, rows))
+        # After the last token there is a row of zeros.
+        padded = pad_sequence(rows, batch_first=True, padding_value=tokens).to(model.device)
+        self._token_rows = padded if _at_once(model.device) else rows
         self._real, self._received, self._chunks = [], {}, len(chunks)
         vectors = []
         for number, chunk in enumerate(chunks):
             self._chunk = number
             features = batch_to_device(dict(chunk), model.device)
-            self._real.append(features["attention_mask"].bool())
+            self._shape = features["attention_mask"].shape
+            self._real.append(features["attention_mask"].flatten().nonzero().flatten())
             vectors.append(model(features)["sentence_embedding"])
         asked = torch.cat(vectors[: len(queries.chunks)])[queries.rows.to(model.device)]
         found = torch.cat(vectors[len(queries.chunks) :])[documents.rows.to(model.device)]
@@ -258,7 +264,7 @@ class _Sums:
         """Store the tensors of one chunk; after the last chunk of the batch, form the samples' gradients."""
         real = self._real[chunk]
         received = self._received.setdefault(name, {})
-        received[chunk] = (states[real].float(), gradient[real].float())
+        received[chunk] = (states.flatten(0, -2)[real].float(), gradient.flatten(0, -2)[real].float())
         if len(received) == self._chunks:
             ordered = [received[number] for number in range(self._chunks)]
             self._add(name, *(torch.cat(tensors) for tensors in zip(*ordered, strict=True)))
@@ -269,16 +275,14 @@ class _Sums:
             for sums in (self.squares, self.totals):
                 sums[name] = torch.zeros(slopes.shape[1], states.shape[1], device=states.device)
         squares, totals = self.squares[name], self.totals[name]
-        if states.device.type == "cpu":
+        if isinstance(self._token_rows, list):
             for rows in self._token_rows:
                 gradient = slopes[rows].T @ states[rows]
                 squares.addcmul_(gradient, gradient)
                 totals.add_(gradient)
             return
-        # All samples at once: rows are padded with a row of zeros after the last token.
-        padded = pad_sequence(self._token_rows, batch_first=True, padding_value=len(states))
         states, slopes = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (states, slopes))
-        for rows in torch.split(padded, max(1, _GPU_BYTES // (4 * squares.numel()))):
+        for rows in torch.split(self._token_rows, max(1, _GPU_BYTES // (4 * squares.numel()))):
             gradients = torch.bmm(slopes[rows].transpose(1, 2), states[rows])
             totals.add_(gradients.sum(dim=0))
             squares.add_(gradients.square_().sum(dim=0))
@@ -287,6 +291,11 @@ class _Sums:
         sums = torch.stack([losses.sum(), *(total.sum() for total in self.squares.values())])
         if not bool(torch.isfinite(sums).all()):
             raise BadInput(f"loss or gradients of {where} are not finite; check the texts and the weights")
+
+
+def _at_once(device: torch.device) -> bool:
+    """Whether a batch's gradients are formed together; a CPU forms them one by one, in its cache."""
+    return device.type != "cpu"
 
 
 def _token_rows(queries: _Texts, documents: _Texts) -> list[Tensor]:
