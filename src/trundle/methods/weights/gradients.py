@@ -242,9 +242,8 @@ class _Sums:
         queries, documents = batch.queries, batch.documents
         chunks = (*queries.chunks, *documents.chunks)
         rows = _token_rows(queries, documents)
-        tokens = sum(map(len, rows))
-        # After the last token there is a row of zeros.
-        padded = pad_sequence(rows, batch_first=True, padding_value=tokens).to(model.device)
+        end = sum(map(len, rows))  # where a row of zeros comes
+        padded = pad_sequence(rows, batch_first=True, padding_value=end).to(model.device)
         self._token_rows = padded if _at_once(model.device) else rows
         self._real, self._received, self._chunks = [], {}, len(chunks)
         vectors = []
