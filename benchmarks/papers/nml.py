@@ -9,9 +9,10 @@ from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, pick,
 
 ROW, FULL, STUDENTS = "nested-mlp", "1", ("1/2", "1/4")
 FURTHER = "further-consecutive"
-NESTED, BASE, ONE_SIZE, TUNED, HEALED = "select-consecutive", "base", "half-alone", "tuned", "healed"
-RATE = "5e-5"
-"""The learning rate of the rows of `all` that the table shows first."""
+BEFORE, NESTED, BASE, ONE_SIZE = "before", "select-consecutive", "base", "half-alone"
+TUNED, HEALED = "tuned", "healed"
+SMOL, MINI = "SmolLM2-135M-Instruct", "all-MiniLM-L6-v2"
+NAMES = {SMOL: "SmolLM2 135M", MINI: "MiniLM 23M"}
 TEACHER = 81.55
 PAPER_SIZES = {"1/2": "0.4×", "1/4": "0.2×"}
 SIMILAR = 0.5
@@ -24,12 +25,14 @@ Scores = dict[str, dict[str, Figure]]
 def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -> None:
     """Add folders of `benchmarks/students.py width`.
 
-    `aligned`, `labels` and `all-RATE` (all triplets, at this learning rate) are output folders; any other
-    name is the folder of one row, kept under that name.
+    `aligned`, `labels` and `all` (all triplets) are output folders; any other name is the folder of one row,
+    kept under that name.
     """
     seed = {"seed": options.seed}
-    if what.startswith("all-"):
-        _take_all(figures, what.removeprefix("all-"), read_results(place), options.seed)
+    if what == "all":
+        if options.model not in NAMES:
+            raise SystemExit(f"pass --model with one of {', '.join(NAMES)}")
+        _take_all(figures, options.model, read_results(place), options.seed)
         return
     results = read_results(place if what in ("aligned", "labels") else Path(place).parent)
     if what not in ("aligned", "labels"):
@@ -55,7 +58,7 @@ def take(figures: Figures, what: str, place: str, options: argparse.Namespace) -
                 merge(figures["labels"], [row], ("row", "size", "seed"))
 
 
-def _take_all(figures: Figures, rate: str, results: dict[str, Row], seed: int) -> None:
+def _take_all(figures: Figures, model_name: str, results: dict[str, Row], seed: int) -> None:
     for name, content in results.items():
         joined, size = _joined(name)
         batch = [
@@ -63,15 +66,15 @@ def _take_all(figures: Figures, rate: str, results: dict[str, Row], seed: int) -
         ]
         for model in content["models"]:
             row = {
+                "model": model_name,
                 "batch": batch[-1] if batch else None,
-                "rate": rate,
                 "row": joined,
                 "seed": seed,
                 "sts": round(points(model, "sts"), 2),
             }
             row["size"] = size or model["size"].strip("-").replace("-", "/") or FULL
             row["steps"] = content["facts"].get("steps")
-            merge(figures["all"], [row], ("rate", "row", "size", "seed"))
+            merge(figures["all"], [row], ("model", "row", "size", "seed"))
 
 
 def _joined(name: str) -> tuple[str, str | None]:
@@ -95,13 +98,11 @@ def versus(found: Scores, row: str, other: str) -> str:
     return ", ".join(f"{found[row][size]} against {found[other][size]} ({size})" for size in STUDENTS)
 
 
-def gaps(found: Scores, row: str, *others: str, margin: float = 0.0) -> list[Gap]:
-    """Return the differences of a row to others at both sizes."""
+def gaps(found: Scores, row: str, other: str, *, of: str = "", margin: float = 0.0) -> list[Gap]:
+    """Return the differences of a row to another at both sizes."""
     return [
-        gap(found[row][size], found[other][size], f"{size}:", margin=margin)
-        for other in others
+        gap(found[row][size], found[other][size], f"{of} {size}:".lstrip(), margin=margin)
         for size in STUDENTS
-        if size in found[row] and size in found[other]
     ]
 
 
@@ -113,8 +114,9 @@ def shown(score: Figure | None, whole: float) -> str:
 def claims(figures: Figures) -> list[Claim]:
     """Return the rows of the paper's table."""
     labels, aligned = scores(figures["labels"]), scores(figures["aligned"])
-    every = scores(pick(figures["all"], rate=RATE))
-    by_all, full = _scale(pick(figures["all"], rate=RATE)), every[TUNED][FULL]
+    every, mini = (scores(pick(figures["all"], model=model)) for model in NAMES)
+    by_all, full = _scale(figures, SMOL), every[TUNED][FULL]
+    both = f"{by_all}; {_scale(figures, MINI)}"
     before = figures["before"][0]["sts"]
     theirs = {row["row"]: row["paper"] for row in figures["label_rows"]}
     smallest = {row["size"]: row for row in figures["paper"]}
@@ -124,26 +126,36 @@ def claims(figures: Figures) -> list[Claim]:
         pairs = ((theirs[row][size], theirs[other][size], PAPER_SIZES[size]) for size in both)
         return ", ".join(f"{one:.1f} against {two:.1f} ({name})" for one, two, name in pairs)
 
-    def labelled(says: str, other: str, row: str = NESTED, *, margin: float = 0.0) -> Claim:
+    def labelled(says: str, other: str) -> Claim:
         return Claim(
             says=says,
-            paper=paper(row, other),
-            here=versus(labels, row, other),
+            paper=paper(NESTED, other),
+            here=versus(labels, NESTED, other),
             scale=BY_LABELS,
-            gaps=gaps(labels, row, other, margin=margin),
+            gaps=gaps(labels, NESTED, other),
             command="B",
         )
 
     goals = {size: theirs[NESTED][size] / TEACHER for size in STUDENTS}
+    shares = "; ".join(f"{100 * goals[size]:.0f}% at {PAPER_SIZES[size]}" for size in STUDENTS)
+    whole = mini[BEFORE][FULL]
     one, two = labels[ONE_SIZE]["1/2"], labels[NESTED]["1/2"]
     return [
         Claim(
             says="narrow models from one run keep the paper's share of the full model",
-            paper="; ".join(f"{100 * goals[size]:.0f}% at {PAPER_SIZES[size]}" for size in STUDENTS),
+            paper=shares,
             here="; ".join(f"{shown(every[NESTED][size], full.mean)} at {size}" for size in STUDENTS),
             scale=by_all,
             gaps=[gap(every[NESTED][size], goals[size] * full.mean, f"{size}:") for size in STUDENTS],
             command="D",
+        ),
+        Claim(
+            says="the same for a model that is an embedder already",
+            paper=shares,
+            here="; ".join(f"{shown(mini[NESTED][size], whole.mean)} at {size}" for size in STUDENTS),
+            scale=_scale(figures, MINI),
+            gaps=[gap(mini[NESTED][size], goals[size] * whole.mean, f"{size}:") for size in STUDENTS],
+            command="E",
         ),
         Claim(
             says="the same with `align`, MLPs narrowed too (ours)",
@@ -172,7 +184,17 @@ def claims(figures: Figures) -> list[Claim]:
             gaps=gaps(every, NESTED, HEALED, margin=SIMILAR),
             command="D",
         ),
-        labelled("nested sizes lose at most 0.5 points to sizes cut and trained alone", BASE, margin=SIMILAR),
+        Claim(
+            says="nested sizes lose at most 0.5 points to sizes cut and trained alone",
+            paper=paper(NESTED, BASE),
+            here=f"SmolLM2 {versus(every, NESTED, BASE)}; MiniLM {versus(mini, NESTED, BASE)}",
+            scale=both,
+            gaps=[
+                *gaps(every, NESTED, BASE, of="SmolLM2", margin=SIMILAR),
+                *gaps(mini, NESTED, BASE, of="MiniLM", margin=SIMILAR),
+            ],
+            command="D, E",
+        ),
         labelled("it is better than a random start", "random"),
         labelled("it is better than distilling into a random start", "distil"),
         labelled("consecutive selection is better than uniform", "select-uniform"),
@@ -184,33 +206,19 @@ def claims(figures: Figures) -> list[Claim]:
             gaps=[gap(one, two)],
             command="B, C",
         ),
-        *_further(figures, paper(FURTHER, BASE)),
+        Claim(
+            says="nested, then trained further, is the best start",
+            paper=paper(FURTHER, BASE),
+            here=versus(mini, FURTHER, BASE),
+            scale=f"{_scale(figures, MINI)}; nested ones as many more",
+            gaps=gaps(mini, FURTHER, BASE),
+            command="E",
+        ),
     ]
 
 
-def _scale(rows: list[Row]) -> str:
+def _scale(figures: Figures, model: str) -> str:
     """Show how long the rows of `all` were trained, and on what."""
+    rows = pick(figures["all"], model=model)
     steps, batch = (max(row[key] for row in rows if row[key]) for key in ("steps", "batch"))
-    return f"SmolLM2 135M; {steps} steps of {batch} of all 98,603 tuples"
-
-
-def _further(figures: Figures, paper: str) -> list[Claim]:
-    """Whether sizes of a nested run that are trained further end above sizes that are cut and trained."""
-    says, claims = "nested, then trained further, is the best start", []
-    for rate in dict.fromkeys(row["rate"] for row in figures["all"]):
-        rows = pick(figures["all"], rate=rate)
-        found = scores(rows)
-        if not {FURTHER, BASE} <= found.keys():
-            continue
-        claims.append(
-            Claim(
-                says=f"{says} ({rate})",
-                paper=paper,
-                here=versus(found, FURTHER, BASE),
-                scale=f"{_scale(rows)} and as many more",
-                gaps=gaps(found, FURTHER, BASE),
-                command="D",
-            )
-        )
-    missing = "the row itself: `--recipe nml-paper`, both sizes"
-    return claims or [Claim(says=says, paper=paper, here="–", scale="–", missing=missing, command="–")]
+    return f"{NAMES[model]}; {steps} steps of {batch} of all 98,603 tuples"
