@@ -13,7 +13,7 @@ from evidence import Claim, Figure, Figures, Gap, Row, figure, gap, merge, table
 MODEL, LARGER = "all-MiniLM-L6-v2", "all-mpnet-base-v2"
 DOMAINS = ("finance", "chemistry")
 ONE_SHOT, AFTER, DENSE = "one-shot", "after", "dense"
-OURS, PAPER, RAW = "gaprune", "gaprune-paper", "gaprune-raw"
+OURS, PAPER, RAW, NEURONS = "gaprune", "gaprune-paper", "gaprune-raw", "neuron"
 ALONE = "-alpha-0"
 """Ends the name of a score without the alignment of gradients."""
 KEY = ("model", "domain", "method", "sparsity", "when")
@@ -184,8 +184,8 @@ def claims(figures: Figures) -> list[Claim]:
         ),
         claim(
             "without 30% of the neurons, trained for 100 steps, it is above dense before them (ours)",
-            small.both("neuron", 30, AFTER),
-            small.above_dense("neuron", 30, AFTER),
+            small.both(NEURONS, 30, AFTER),
+            small.above_dense(NEURONS, 30, AFTER),
             scale=fewer,
             command="B",
         ),

@@ -174,7 +174,7 @@ def claims(figures: Figures) -> list[Claim]:
             here=f"{full} → {every[NESTED][FULL]}; with `align` {before:.1f} → {aligned[ROW][FULL]}",
             scale=by_all,
             gaps=[gap(every[NESTED][FULL], full, margin=SIMILAR)],
-            command="D",
+            command="D, A",
         ),
         Claim(
             says="nested sizes lose at most 0.5 points to sizes cut, healed and trained alone (ours)",

@@ -70,7 +70,7 @@ def summary(figures: dict[str, Figures]) -> str:
         return f"{row['smaller']:.1f}× smaller, {100 * row['across']:.1f}% of search"
 
     changes = gaprune.Changes(figures["gaprune"]["rows"], gaprune.MODEL)
-    dense, pruned = (changes.both(name, 50, gaprune.AFTER) for name in (gaprune.DENSE, gaprune.OURS))
+    dense, pruned = (changes.both(name, 50, gaprune.AFTER) for name in (gaprune.DENSE, gaprune.NEURONS))
     decoders = [l3prune.Levels(figures["l3prune"], model) for model in (l3prune.FIRST, l3prune.SECOND)]
     picks = " and ".join(f"{one.change('large')} ({one.short}, {one.kept('large')})" for one in decoders)
     backbone = kept("align (LEAF), the backbone of all-MiniLM-L6-v2")
@@ -90,8 +90,8 @@ def summary(figures: dict[str, Figures]) -> str:
             f"{kept('width (NML), half of everything, aligned')}",
             "a large vocabulary, few languages | vocabulary: `--recipe vocabulary` | ends at the share of "
             "the token table; tf-idf is better than chance in deep cuts",
-            f"a domain with labels | `contrast` alone; GAPrune (`weights`) to be smaller as well | after 100 "
-            f"steps dense {dense}, half of the MLP weights zero {pruned} (per cent, finance / chemistry)",
+            f"a domain with labels | `contrast` alone; `weights --structure neuron` to be smaller as well | "
+            f"after 100 steps dense {dense}, half of the MLPs' neurons {pruned} (per cent, finance / chemistry)",
         ],
         numbers=False,
     )
