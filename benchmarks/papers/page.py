@@ -91,7 +91,7 @@ def summary(figures: dict[str, Figures]) -> str:
             "a large vocabulary, few languages | vocabulary: `--recipe vocabulary` | ends at the share of "
             "the token table; tf-idf is better than chance in deep cuts",
             f"a domain with labels | `contrast` alone; `weights --structure neuron` to be smaller as well | "
-            f"after 100 steps dense {dense}, half of the MLPs' neurons {pruned} (per cent, finance / chemistry)",
+            f"after 100 steps dense {dense}, half of the neurons {pruned} (per cent, finance / chemistry)",
         ],
         numbers=False,
     )
