@@ -140,6 +140,7 @@ def build(options: argparse.Namespace, row: str) -> None:
     tasks = own + (find_tasks(names(options.general), options.data) if options.general else [])
     model = load(options.model)
     scores, texts = scored(model, train, options, seed)
+    trained = names(options.trained) if options.trained else ["dense", *names(options.methods)]
     retrain = {"train": "full", "steps": options.steps, "batch_size": options.batch_size, "warmup": 10}
     retrain |= {"max_length": options.max_length} | json.loads(options.options)
     with (output / f"{row}.jsonl").open("w") as file:
@@ -155,7 +156,7 @@ def build(options: argparse.Namespace, row: str) -> None:
         for sparsity, method in ((0, "dense"), *levels):
             small = model if method == "dense" else pruned(model, method, scores[method], sparsity, texts)
             measure(small, method, sparsity, "one-shot")
-            if options.steps and method in names(options.trained or options.methods + ",dense"):
+            if options.steps and method in trained:
                 corpus = read_corpus([train], seed=seed)
                 context = Context(
                     original=small, corpus=corpus, seed=seed, cache=output / "cache", progress=harness.Lines()

@@ -426,7 +426,7 @@ def test_a_slow_run_writes_checkpoints_by_time(toy: Callable[[], Toy], tmp_path:
         if step == 11:
             raise KeyboardInterrupt
 
-    settings = TrainSettings(steps=20, checkpoint_every=1000, record_every=2)
+    settings = TrainSettings(steps=20, record_every=1000)
     with pytest.raises(KeyboardInterrupt):
         student.train(settings, folder=tmp_path / "slow", each_step=stop, clock=lambda: float(next(ticks)))
     (kept,) = (tmp_path / "slow" / "checkpoints").iterdir()

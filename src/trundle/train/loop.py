@@ -264,8 +264,8 @@ class _TrainingRun(Generic[_B]):
                 validate = self.held_out and (last or self._is_due())
                 record = last or validate or state.step % settings.record_every == 0
                 regular = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
-                looks = record or self.trainer.processes == 1  # several have to agree, which takes time
-                save = self.folder and (last or regular or (looks and self._is_late()))
+                asks = record or self.trainer.processes == 1  # several have to agree, which takes time
+                save = self.folder and (last or regular or (asks and self._is_late()))
                 if record or save:
                     state.loss = self.trainer.mean_loss(state.step)
                     with batches.paused():
